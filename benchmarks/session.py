@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import signal
 import sys
 import time
@@ -15,11 +16,12 @@ from typing import Any
 from benchmarks.coarse_check import WrongResultError, require_agreement
 from benchmarks.machine import load
 from benchmarks.node.mpi import Mpi
+from benchmarks.node.rounds import Entry
 from benchmarks.node.workers.processes import Team, WorkerError
 from benchmarks.node.workers.running import MissingError
 from benchmarks.progress import Progress
 from benchmarks.report import Report, Row
-from benchmarks.timing import Series
+from benchmarks.timing import Series, measure
 
 
 @dataclass(frozen=True)
@@ -134,6 +136,25 @@ class Session:
         row = {**facts, **({} if series is None else series.as_dict())}
         self.report.rows.setdefault(section, []).append(row)
         return row
+
+    def measure(
+        self, section: str, entries: Mapping[str, Entry], *, block_s: float = math.inf,
+        **facts: Any,
+    ) -> None:  # fmt: skip
+        """Time programs of worker processes by name, store their rows, and release them.
+
+        Args:
+            section: of the rows.
+            entries: the programs; a row has the name as ``program``, and the facts of the entry.
+            block_s: longest time of a program in a round.
+            facts: of all rows.
+        """
+        block_s = min(self.settings.block_s, block_s)
+        found = measure(entries, rounds=self.settings.rounds, block_s=block_s, limit=self.deadline)
+        for program, series in found.items():
+            self.add(section, series, **{"program": program, **facts, **entries[program].facts})
+        for entry in entries.values():
+            entry.team.drop(entry.key)
 
     def attempt(self, program: str, action: Callable[[], Any]) -> bool:
         """Run `action`; if something is missing, note the reason and return False."""

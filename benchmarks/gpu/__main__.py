@@ -3,7 +3,7 @@
     python -m benchmarks gpu [--quick] [--sections inference] [--networks model0,vgg] [--output DIR]
 
 Networks are those that dptrain knows by name, those of `benchmarks.outside`, and .toml files.
-docs/developers/performance.md describes how the numbers are measured and what they mean.
+docs/developers/benchmarks.md describes how the numbers are measured and what they mean.
 """
 
 from __future__ import annotations

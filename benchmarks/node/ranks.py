@@ -15,7 +15,6 @@ from benchmarks.node.workers.processes import Processes, Team, load_results
 from benchmarks.report import COPIES, OURS
 from benchmarks.session import Session
 from benchmarks.tables import DDP_MODES
-from benchmarks.timing import measure
 
 SECTION = "ranks"
 OVER_MPI, DDP, ALONE = "dptrain, MPI", "PyTorch DDP", "alone"
@@ -106,17 +105,10 @@ def _measure_count(
         session.progress.step(f"{section}: {ranks} ranks, {case}")
         entries = _build(session, processes, team, copies, case, ranks)
         entries |= _build_ddp(session, torch, case, ranks, rendezvous)
-        found = measure(
-            entries, rounds=session.settings.rounds, block_s=session.settings.block_s,
-            limit=session.deadline,
+        session.measure(
+            section, entries, network=case.network, scaling=case.scaling, samples=case.samples,
+            ranks=ranks, mpi=mpi.name,
         )  # fmt: skip
-        for program, series in found.items():
-            session.add(
-                section, series, network=case.network, scaling=case.scaling, samples=case.samples,
-                ranks=ranks, program=program, mpi=mpi.name,
-            )  # fmt: skip
-        for entry in entries.values():
-            entry.team.drop(entry.key)
     processes.stop(team)
     processes.stop(torch)
 

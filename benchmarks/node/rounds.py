@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -24,6 +25,7 @@ class Entry:
         team, key: where it is built.
         peer_of, steps: see `benchmarks.timing.Program`.
         period_ns: see `running.run_steps`.
+        facts: of its row.
     """
 
     team: Team
@@ -31,6 +33,7 @@ class Entry:
     peer_of: str = ""
     period_ns: int = 0
     steps: int = 0
+    facts: Mapping[str, Any] = field(default_factory=dict)
 
     def run(self, steps: int) -> Lap:
         """Run steps in every process of the team; several steps follow one that is not timed."""

@@ -7,7 +7,6 @@ from typing import Any
 from benchmarks.node.rounds import Entry
 from benchmarks.node.workers.processes import Processes, Team
 from benchmarks.session import Session
-from benchmarks.timing import measure
 
 SECTION = "shards"
 SHARDS, SAMPLES = 8, 16
@@ -53,14 +52,5 @@ def _measure_arrangement(session: Session, processes: Processes, ranks: int, thr
             ):
                 entries[program] = Entry(team, program)
         if len(entries) == 2:
-            found = measure(
-                entries, rounds=session.settings.rounds, block_s=session.settings.block_s,
-                limit=session.deadline,
-            )  # fmt: skip
-            for program, series in found.items():
-                session.add(
-                    SECTION, series, network=network, ranks=ranks, threads=threads, program=program
-                )
-        for entry in entries.values():
-            team.drop(entry.key)
+            session.measure(SECTION, entries, network=network, ranks=ranks, threads=threads)
     processes.stop(team)

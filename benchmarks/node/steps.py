@@ -13,7 +13,6 @@ from benchmarks.node.workers.running import Results
 from benchmarks.outside import OUTSIDE, find_network
 from benchmarks.report import COPIES, OURS
 from benchmarks.session import Session
-from benchmarks.timing import measure
 
 QUICK_NETWORKS = ("model0", "lenet5")
 OTHER_BATCHES = (32,)
@@ -148,24 +147,19 @@ def _measure_case(session: Session, processes: Processes, case: _Case, copies: T
         group, key = Team(copies.workers[:count]), f"{case.key}/{count}"
         spec = {"network": case.network, "batch": case.batch // count, "threads": 1}
         group.build(key, "dptrain training", spec)
-        entries[COPIES, count] = Entry(group, key)
+        entries.append(_entry(group, key, COPIES, count))
     session.progress.step(f"{case}: measuring")
-    settings = session.settings
-    found = measure(
-        {f"{program}/{count}": entry for (program, count), entry in entries.items()},
-        rounds=settings.rounds, limit=session.deadline,
-        block_s=min(settings.block_s, SECTIONS[case.section].block_s),
+    session.measure(
+        case.section, {f"{e.facts['program']}/{e.facts['threads']}": e for e in entries},
+        block_s=SECTIONS[case.section].block_s, network=case.network, batch=case.batch,
     )  # fmt: skip
-    for program, count in entries:
-        session.add(
-            case.section, found[f"{program}/{count}"], network=case.network, batch=case.batch,
-            program=program, threads=count,
-        )  # fmt: skip
-    for entry in entries.values():
-        entry.team.drop(entry.key)
 
 
-def _build(session: Session, processes: Processes, case: _Case) -> dict[tuple[str, int], Entry]:
+def _entry(team: Team, key: str, program: str, threads: int, peer_of: str = "") -> Entry:
+    return Entry(team, key, peer_of, facts={"program": program, "threads": threads})
+
+
+def _build(session: Session, processes: Processes, case: _Case) -> list[Entry]:
     """Build dptrain and its peers at the same time, and check that they compute the same."""
     task = SECTIONS[case.section].task
     specs = {n: {"network": case.network, "batch": case.batch, "threads": n} for n in case.teams}
@@ -174,7 +168,7 @@ def _build(session: Session, processes: Processes, case: _Case) -> dict[tuple[st
     # The first process compiles; the others read the compiled kernels.
     for count, teams in case.teams.items():
         teams[OURS].build(case.key, f"dptrain {task}", specs[count], ours[count])
-    entries = {(OURS, n): Entry(teams[OURS], case.key) for n, teams in case.teams.items()}
+    entries = [_entry(teams[OURS], case.key, OURS, n) for n, teams in case.teams.items()]
     flips = partial(_flips, case.network, case.batch) if task == "training" else None
     for name, (program, options) in case.peers.items():
         for count, teams in case.teams.items():
@@ -185,8 +179,8 @@ def _build(session: Session, processes: Processes, case: _Case) -> dict[tuple[st
             if session.end_build(team, name) and session.compare(
                 what, load_results(ours[count]), load_results(peers[count, name]), name, flips
             ):
-                entry = Entry(team, f"{case.key}/{name}", peer_of=f"threads {count}")
-                entries[name, count] = entry
+                key = f"{case.key}/{name}"
+                entries.append(_entry(team, key, name, count, f"threads {count}"))
     return entries
 
 

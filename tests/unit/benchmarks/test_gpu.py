@@ -334,6 +334,24 @@ def test_a_program_that_fails_is_reported_and_the_others_are_timed() -> None:
     assert report.failed == ["training: small, batch 3, fp8 dptrain numba"]
 
 
+def test_own_kernels_are_checked_and_timed() -> None:
+    """The emulator runs them."""
+    session = Session(Settings(("training",), rounds=1), Progress())
+    gpu = GpuRun(session, Machine(("cuda",), 0, "cpu", ()), Exact("cpu", Progress()))
+    for section, builds in (
+        ("training", gpu.training_builds(NETWORK, N, ("tf32",), compiled=False)),
+        ("inference", gpu.inference_builds(NETWORK, N, ("tf32",), compiled=False)),
+    ):
+        measure_case(session, section, NETWORK, N, builds)
+    report = session.report
+    assert not report.missing
+    assert not report.wrong
+    assert [row["program"] for rows in report.rows.values() for row in rows] == ["dptrain cuda"] * 2
+    assert len(report.rows["inference"][0]["latencies_us"]) == 3
+    # Gradients of a step, its update, and outputs of inference.
+    assert len(report.checks) == 3
+
+
 @pytest.mark.usefixtures("host_for_gpu")
 def test_dptrain_is_compared_with_the_fastest_of_pytorchs_modes() -> None:
     session = Session(Settings(("training",), rounds=2), Progress())
