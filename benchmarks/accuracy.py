@@ -33,7 +33,6 @@ from dptrain.training.schedules import Schedule
 from dptrain.training.trainer import Trainer
 
 CROP = 4
-"""Pixels by which a crop moves from the centre; outside of an image are zeros."""
 TEST_BATCH = 1000
 
 
@@ -44,8 +43,9 @@ class Recipe:
     Attributes:
         epochs, batch_size, learning_rate, momentum: of SGD; the rate falls along a cosine.
         backend, precision: of dptrain. PyTorch uses the same precision, on a GPU for ``cuda``
-            and ``cudnn``.
+            and ``cudnn``. None for the backend's default.
         samples: training samples that are used, the first ones; 0 for all.
+        crop: pixels by which a crop moves from the centre; outside of an image are zeros.
     """
 
     epochs: int
@@ -53,8 +53,9 @@ class Recipe:
     learning_rate: float
     momentum: float
     backend: str
-    precision: str
-    samples: int
+    precision: str | None
+    samples: int = 0
+    crop: int = CROP
 
     @property
     def on_gpu(self) -> bool:
@@ -84,7 +85,7 @@ def train_ours(network: Network, data: Any, recipe: Recipe, seed: int) -> Score:
     begin = time.perf_counter()
     trainer = Trainer(
         network, data, progress=False, backend=recipe.backend, precision=recipe.precision,
-        batch_size=recipe.batch_size, epochs=recipe.epochs, crop=CROP, flip=True,
+        batch_size=recipe.batch_size, epochs=recipe.epochs, crop=recipe.crop, flip=True,
         optimizer="sgd", momentum=recipe.momentum, schedule="cosine",
         learning_rate=recipe.learning_rate, seed=seed, evaluate_every=0, baseline_steps=0,
     )  # fmt: skip
@@ -108,7 +109,7 @@ def train_torch(
     begin = time.perf_counter()
     torch.manual_seed(seed)
     device = torch.device("cuda" if recipe.on_gpu else "cpu")
-    set_arithmetic(recipe.precision)
+    set_arithmetic(recipe.precision or "fp32")
     x, y = (torch.from_numpy(a).to(device) for a in train)
     initial = initial_parameters(network, seed)
     start = {name: np.asarray(value, np.float32) for name, value in initial.items()}
@@ -201,6 +202,20 @@ def table(scores: dict[str, list[Any]]) -> Table:
     return Table("Test accuracy", columns, tuple(rows))
 
 
+def publish(
+    kind: str, conditions: dict[str, Any], verdict: str, found: Table,
+    scores: dict[str, list[Score]], output: Path | None,
+) -> None:  # fmt: skip
+    """Print a report of accuracies, and write it and the scores to new files of a folder."""
+    text = document("Accuracy", conditions, verdict, [found])
+    click.echo(text)
+    if output is not None:
+        paths = new_files(output, kind, str(conditions["date"]))
+        listed = {name: [vars(s) for s in each] for name, each in scores.items()}
+        paths[0].write_text(json.dumps({"about": conditions, "scores": listed}, indent=1) + "\n")
+        paths[1].write_text(text)
+
+
 def _gpu_name() -> str:
     import torch
 
@@ -237,12 +252,7 @@ def main(
     verdict = "the accuracies agree" if right else "the accuracies differ"
     gpu = _gpu_name() if recipe.on_gpu else "none"
     conditions = about(gpu=gpu, network=network, data=data, seeds=seeds, **options)
-    click.echo(document("Accuracy", conditions, verdict, [found]))
-    if output is not None:
-        paths = new_files(output, "accuracy", str(conditions["date"]))
-        listed = {name: [vars(s) for s in each] for name, each in scores.items()}
-        paths[0].write_text(json.dumps({"about": conditions, "scores": listed}, indent=1) + "\n")
-        paths[1].write_text(document("Accuracy", conditions, verdict, [found]))
+    publish("accuracy", conditions, verdict, found, scores, output)
     sys.exit(0 if right else 1)
 
 

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 import dptrain
 from benchmarks.batch import SEED, dropout_factors, random_batch
+from benchmarks.coarse_check import WrongResultError
 from benchmarks.programs.torch_network import LOSSES, fix_dropout, parameter_names, torch_network
 from dptrain.network import BatchNorm2d, Conv2d, Dense, Network
 
@@ -53,6 +54,20 @@ class Check:
     def passed(self) -> bool:
         """Whether every quantity is right; NaN is wrong."""
         return self.error <= self.allowed
+
+    @property
+    def share(self) -> float:
+        """The error, relative to the allowed one."""
+        return self.error / self.allowed
+
+
+def require(found: Check) -> None:
+    """Raise `WrongResultError` if a check has failed."""
+    if not found.passed:
+        raise WrongResultError(
+            f"{found.network}, batch {found.batch_size}: the relative error of {found.quantity} "
+            f"is {found.error:.1e}; rounding explains at most {found.allowed:.1e}"
+        )
 
 
 def check(network: Network, batch_size: int) -> Check:

@@ -36,7 +36,7 @@ def require_agreement(
     peer: str = "PyTorch",
     flips: Callable[[], Sequence[Arrays] | None] | None = None,
 ) -> float:
-    """Compare arrays by name and return the largest relative difference.
+    """Compare arrays by name and return the largest difference, relative to the allowed one.
 
     Args:
         case: names network, batch size and task in the error message.
@@ -76,7 +76,7 @@ def require_agreement(
                 f"{case}: dptrain and {peer} differ in {name} by {error:.1e} of its norm; rounding "
                 f"explains at most {allowed:.0e}"
             )
-    return max(errors.values())
+    return max(errors.values()) / allowed
 
 
 def _errors(differences: Arrays, sizes: Mapping[str, float]) -> dict[str, float]:

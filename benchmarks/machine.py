@@ -54,9 +54,14 @@ def about(**settings: Any) -> dict[str, Any]:
         "os": f"{platform.system()} {platform.release().partition('-')[0]} {platform.machine()}",
         "python": here["python"],
         "versions": versions("numba", "numpy", "torch"),
-        "load at the start": [round(load, 2) for load in os.getloadavg()],
+        "load at the start": load(),
         **settings,
     }
+
+
+def load() -> list[float]:
+    """Return the mean numbers of processes that ran or waited for a core in 1, 5 and 15 minutes."""
+    return [round(value, 2) for value in os.getloadavg()]
 
 
 def versions(*names: str) -> dict[str, str]:

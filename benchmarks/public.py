@@ -13,48 +13,43 @@ tuned: no setting was chosen by an accuracy. The accuracy is that of the last ep
 
 from __future__ import annotations
 
-import json
 import sys
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 import numpy as np
 
-from benchmarks.accuracy import Score
+from benchmarks.accuracy import Recipe, Score, publish, train_ours
 from benchmarks.machine import about
 from benchmarks.progress import Progress
-from benchmarks.tables import Table, document, new_files
+from benchmarks.tables import Table
 from dptrain.errors import UserError
 from dptrain.experiments.sweep_results import mean_over_seeds
 from dptrain.network import Network
 from dptrain.network.files import get_network
 from dptrain.network.layers import Shape
 from dptrain.network.zoo.resnet import small_resnet
-from dptrain.training.trainer import Trainer
 
 CLASSES = 10
 
 
-@dataclass(frozen=True)
-class Recipe:
+class Published(NamedTuple):
     """How a network is trained on a public data set.
 
     Attributes:
-        epochs: number of epochs; the learning rate falls along a cosine.
-        learning_rate: of SGD with momentum 0.9 and batches of 128 images.
-        crop: largest random shift of training images in pixels. It is 0 for Fashion-MNIST: shifts
-            insert zeros, which are grey in pixels from -1 to 1, and the background is black.
-        published: accuracy of a similar network in percent, with its source.
+        epochs, learning_rate, crop: see `benchmarks.accuracy.Recipe`. The crop is 0 for
+            Fashion-MNIST: shifts insert zeros, which are grey in pixels from -1 to 1, and the
+            background is black.
+        accuracy: of a similar network in percent, with its source.
     """
 
     epochs: int
     learning_rate: float
     crop: int
-    published: str
+    accuracy: str
 
 
 @dataclass(frozen=True)
@@ -71,7 +66,7 @@ class PublicSet:
     data: str | None
     advice: str
     shape: Shape
-    recipes: dict[str, Recipe]
+    recipes: dict[str, Published]
 
 
 _CONVOLUTIONS = "87.6–93.9: 10 networks with two convolutions"
@@ -81,9 +76,9 @@ SETS = {
         "mnist:/usr/share/datasets/fashion-mnist",
         "install Debian's package dataset-fashion-mnist, or state --data mnist:DIR", (1, 28, 28),
         {
-            "model0": Recipe(20, 0.05, 0, _CONVOLUTIONS),
-            "resnet8": Recipe(30, 0.1, 0, _RESIDUAL),
-            "resnet20": Recipe(30, 0.1, 0, _RESIDUAL),
+            "model0": Published(20, 0.05, 0, _CONVOLUTIONS),
+            "resnet8": Published(30, 0.1, 0, _RESIDUAL),
+            "resnet20": Published(30, 0.1, 0, _RESIDUAL),
         },
     ),
     "cifar10": PublicSet(
@@ -91,8 +86,8 @@ SETS = {
         "download the binary version from https://www.cs.toronto.edu/~kriz/cifar.html, and state "
         "--data cifar10:DIR", (3, 32, 32),
         {
-            "cifar": Recipe(100, 0.02, 0, "86: study D of docs/studies.md"),
-            "resnet20": Recipe(164, 0.1, 4, "91.25: He et al. 2015, table 6"),
+            "cifar": Published(100, 0.02, 0, "86: study D of docs/studies.md"),
+            "resnet20": Published(164, 0.1, 4, "91.25: He et al. 2015, table 6"),
         },
     ),
 }  # fmt: skip
@@ -105,20 +100,7 @@ def network_for(name: str, shape: Shape) -> Network:
     return get_network(name, input_shape=None if name == "cifar" else shape, outputs=CLASSES)
 
 
-def train(network: Network, data: str, recipe: Recipe, backend: str, seed: int) -> Score:
-    """Train with a seed and return the test accuracy after the last epoch."""
-    begin = time.perf_counter()
-    trainer = Trainer(
-        network, data, progress=False, backend=backend, epochs=recipe.epochs, seed=seed,
-        batch_size=128, optimizer="sgd", momentum=0.9, learning_rate=recipe.learning_rate,
-        schedule="cosine", crop=recipe.crop, flip=True, evaluate_every=0, baseline_steps=0,
-    )  # fmt: skip
-    trainer.fit()
-    assert trainer.summary is not None
-    return Score(float(trainer.summary["test_accuracy"]), time.perf_counter() - begin)
-
-
-def row(network: Network, recipe: Recipe, scores: Sequence[Score]) -> tuple[str, ...]:
+def row(network: Network, recipe: Published, scores: Sequence[Score]) -> tuple[str, ...]:
     """Return the row of a network, with the mean of at least three accuracies."""
     accuracies = [score.accuracy for score in scores]
     mean = mean_over_seeds(accuracies)
@@ -126,7 +108,7 @@ def row(network: Network, recipe: Recipe, scores: Sequence[Score]) -> tuple[str,
         network.name, f"{network.num_parameters:,}", str(recipe.epochs),
         " ".join(f"{100 * value:.2f}" for value in accuracies),
         f"{100 * mean.value:.2f} ± {100 * (mean.high - mean.value):.2f}",
-        recipe.published, f"{np.median([score.seconds for score in scores]):.0f}",
+        recipe.accuracy, f"{np.median([score.seconds for score in scores]):.0f}",
     )  # fmt: skip
 
 
@@ -152,14 +134,17 @@ def measure(
     rows, progress = {}, Progress()
     try:
         for name in networks:
-            recipe, network = chosen.recipes[name], network_for(name, chosen.shape)
-            recipe = replace(recipe, epochs=epochs or recipe.epochs)
+            known, network = chosen.recipes[name], network_for(name, chosen.shape)
+            known = known._replace(epochs=epochs or known.epochs)
+            recipe = Recipe(
+                known.epochs, 128, known.learning_rate, 0.9, backend, None, crop=known.crop
+            )
             scores = []
             for seed in range(seeds):
                 progress.step(f"{name}, seed {seed}")
-                scores.append(train(network, data, recipe, backend, seed))
+                scores.append(train_ours(network, data, recipe, seed))
                 progress.print(f"{name}, seed {seed}: {scores[-1].accuracy:.2%}")
-            rows[name] = [row(network, recipe, scores), scores]
+            rows[name] = [row(network, known, scores), scores]
     finally:
         progress.close()
     return rows
@@ -203,16 +188,11 @@ def main(name: str, networks: str | None, output: Path | None, **options: Any) -
         print(f"benchmarks.public: {error}", file=sys.stderr)
         sys.exit(2)
     conditions = about(set=name, **options)
-    text = document(
-        "Accuracy on public data", conditions, "the settings were not tuned",
-        [Table(name, COLUMNS, tuple(line for line, _ in found.values()))],
+    publish(
+        f"public-{name}", conditions, "the settings were not tuned",
+        Table(name, COLUMNS, tuple(line for line, _ in found.values())),
+        {network: scores for network, (_, scores) in found.items()}, output,
     )  # fmt: skip
-    click.echo(text)
-    if output is not None:
-        paths = new_files(output, f"public-{name}", str(conditions["date"]))
-        listed = {network: [vars(s) for s in scores] for network, (_, scores) in found.items()}
-        paths[0].write_text(json.dumps({"about": conditions, "scores": listed}, indent=1) + "\n")
-        paths[1].write_text(text)
 
 
 if __name__ == "__main__":

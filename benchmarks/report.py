@@ -1,250 +1,216 @@
-"""Results as tables (terminal and Markdown) and as JSON."""
+"""Results of runs: rows of a section, what follows from them, and their files."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import gzip
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+from benchmarks.timing import Ratio, quotient
 
-from benchmarks import targets
-from benchmarks.check import Check
-from benchmarks.comparison import Comparison
-from benchmarks.limits import Roofs
-from benchmarks.outside import OUTSIDE
-from benchmarks.ranks import RankResult
-from benchmarks.stages import StageResult
-from benchmarks.tables import Table, document, new_files, with_spread
+Row = dict[str, Any]
+"""A program in one case: facts of the case, ``program``, and times (`Series.as_dict`)."""
+
+OURS, COPIES = "dptrain", "copies"
+PRECISIONS = ("fp32", "tf32", "bf16")
+"""Precisions, the most precise first."""
+
+STEPS = ("threads", "outside", "residual", "inference", "training", "shapes", "fp32")
+"""Sections that compare steps or passes with those of peers."""
+
+CASE = (
+    "network", "batch", "bytes", "scaling", "samples", "ranks", "threads", "gpus", "source",
+    "precision", "layer", "quantity",
+)  # fmt: skip
+"""Facts that name a case, in which programs are compared. Rows can lack some."""
+
+
+class Rows:
+    """Rows of a section.
+
+    Args:
+        rows: dictionaries with the facts of a case and its times.
+    """
+
+    def __init__(self, rows: Iterable[Row]) -> None:
+        self._rows = list(rows)
+
+    def __iter__(self) -> Iterator[Row]:
+        return iter(self._rows)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def where(self, **facts: Any) -> Rows:
+        """Return the rows with these facts."""
+        return Rows(r for r in self._rows if all(r.get(k) == v for k, v in facts.items()))
+
+    def one(self, **facts: Any) -> Row | None:
+        """Return the last row with these facts; None if there is none."""
+        found = list(self.where(**facts))
+        return found[-1] if found else None
+
+    def values(self, name: str) -> list[Any]:
+        """Return the different values of a fact, in order of appearance."""
+        return list(dict.fromkeys(row[name] for row in self._rows))
+
+    def cases(self, *names: str) -> list[Rows]:
+        """Return the rows in groups with equal facts, in order of appearance."""
+        groups: dict[tuple[Any, ...], list[Row]] = {}
+        for row in self._rows:
+            groups.setdefault(tuple(row.get(name) for name in names), []).append(row)
+        return [Rows(group) for group in groups.values()]
+
+    def fastest(self, programs: Sequence[str] | None = None) -> Row | None:
+        """Return the row with the smallest median, among programs with these names if stated.
+
+        Programs that were excluded after the first round are slower, so they cannot be it.
+        """
+        found = [row for row in self._rows if programs is None or row["program"] in programs]
+        most = max((row["rounds"] for row in found), default=0)
+        whole = [row for row in found if row["rounds"] == most]
+        return min(whole, key=lambda row: float(row["median_ms"]), default=None)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """dptrain in one case, and the fastest comparable program of a peer, if any."""
+
+    ours: Row
+    best: Row | None
+
+    @property
+    def ratio(self) -> Ratio | None:
+        """How many times faster dptrain is."""
+        return speedup(self.best, self.ours)
+
+
+def comparisons(rows: Rows) -> list[Comparison]:
+    """Return each program of dptrain with the fastest peer that is at least as precise."""
+    found = []
+    for case in rows.cases("network", "batch", "threads", "gpus", "ranks"):
+        peers = [row for row in case if not is_ours(row) and row["program"] != COPIES]
+        for row in filter(is_ours, case):
+            precise = PRECISIONS[: PRECISIONS.index(row.get("precision", "fp32")) + 1]
+            comparable = Rows(p for p in peers if p.get("precision", "fp32") in precise)
+            found.append(Comparison(row, comparable.fastest()))
+    return found
+
+
+def is_ours(row: Row) -> bool:
+    """Return whether a row is one of dptrain."""
+    program: str = row["program"]
+    return program.startswith(OURS)
+
+
+def speedup(slower: Row | None, faster: Row | None) -> Ratio | None:
+    """Return how many times faster one program is, by the medians of steps in each round.
+
+    On one thread, CPU times count if both have them: other processes disturb these less.
+    """
+    if slower is None or faster is None:
+        return None
+    both = "cpus_ms" in slower and "cpus_ms" in faster
+    kind = (
+        "cpus_ms" if both and slower.get("threads") == faster.get("threads") == 1 else "medians_ms"
+    )
+    return quotient(slower[kind], faster[kind])
+
+
+def wall_ratio(numerator: Row | None, denominator: Row | None, factor: float = 1.0) -> Ratio | None:
+    """Return the quotient of wall times divided by steps, times `factor`."""
+    if numerator is None or denominator is None:
+        return None
+    return quotient(numerator["walls_ms"], denominator["walls_ms"]).times(factor)
 
 
 @dataclass
-class Results:
-    """Results of a run, filled section by section.
+class Report:
+    """Results of a run, or of several.
 
     Attributes:
-        about: machine, versions, date, repeats.
-        children: results of `benchmarks.child` by network, one dictionary each.
+        about: machine, versions, date, repeats, load, and ``kind``: cpu or gpu.
+        rows: results by section.
+        missing: what was not measured, with the reason, by program.
+        checks: largest error of each case, relative to the allowed one.
+        wrong: programs with wrong results, which were not timed.
+        failed: programs of dptrain that did not run.
     """
 
     about: dict[str, Any]
-    checks: list[Check] = field(default_factory=list)
-    comparisons: list[Comparison] = field(default_factory=list)
-    stages: list[StageResult] = field(default_factory=list)
-    roofs: list[Roofs] = field(default_factory=list)
-    ranks: list[RankResult] = field(default_factory=list)
-    children: list[dict[str, Any]] = field(default_factory=list)
+    rows: dict[str, list[Row]] = field(default_factory=dict)
+    missing: dict[str, str] = field(default_factory=dict)
+    checks: dict[str, float] = field(default_factory=dict)
+    wrong: list[str] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)
 
-    def tables(self) -> list[Table]:
-        """Return the tables of all sections that have results."""
-        cases = dict.fromkeys((s.network, s.batch_size) for s in self.stages)
-        tables = [
-            table([c for c in self.comparisons if c.task == task], task)
-            for task in ("training", "inference")
-            for table in (_comparison_table, _other_table)
-        ]
-        tables += [
-            stage_table([s for s in self.stages if (s.network, s.batch_size) == case])
-            for case in cases
-        ]
-        tables += [_rank_table(self.ranks), _child_table(self.children)]
-        return [table for table in tables if table.rows]
+    @property
+    def kind(self) -> str:
+        """Device of the programs, ``cpu`` or ``gpu``."""
+        return str(self.about.get("kind", "cpu"))
 
+    @classmethod
+    def read(cls, path: Path) -> Report:
+        """Read a result file, which may be compressed by gzip.
 
-def training_target(comparison: Comparison) -> targets.Target:
-    """Return the target of a speedup."""
-    if comparison.task == "inference":
-        return targets.INFERENCE
-    if comparison.network in OUTSIDE:
-        return targets.OUTSIDE
-    dense = comparison.network.startswith("mlp-")
-    return targets.TRAINING_DENSE if dense else targets.TRAINING
+        Raises:
+            UserError: the file is not one of this version.
+        """
+        from dptrain.errors import UserError
+        from dptrain.files import parse_json
 
+        content = path.read_bytes()
+        read = parse_json(gzip.decompress(content) if path.suffix == ".gz" else content)
+        if "rows" not in read:
+            raise UserError(f"{path} has no rows; expected a result file of this version")
+        return cls(**read)
 
-def other_target(comparison: Comparison) -> targets.Target:
-    """Return the target of a speedup over the fastest peer other than PyTorch."""
-    if comparison.task == "training":
-        return training_target(comparison)
-    bound = (comparison.network, comparison.batch_size) == ("solar", 1)
-    return targets.MEMORY_BOUND if bound else targets.OTHER_INFERENCE
+    @classmethod
+    def combine(cls, paths: Iterable[Path]) -> Report:
+        """Return the results of several runs as one; a case of a later run replaces an earlier one.
 
+        The conditions are those of the first run, with the dates and processors of all.
+        """
+        reports = [cls.read(path) for path in paths]
+        about = dict(reports[0].about)
+        for name in ("date", "cpu", "load at the start"):
+            values = [value for report in reports for value in _conditions(report, name)]
+            about[name] = values if any(v != values[0] for v in values) else values[0]
+        about["sections"] = [section for each in reports for section in each.about["sections"]]
+        combined = cls(about)
+        for report in reports:
+            for name, rows in report.rows.items():
+                combined.rows[name] = _merged(combined.rows.get(name, []), rows)
+            combined.missing.update(report.missing)
+            combined.checks.update(report.checks)
+            combined.wrong += report.wrong
+            combined.failed += report.failed
+        return combined
 
-def _other_table(comparisons: Iterable[Comparison], task: str) -> Table:
-    rows = []
-    for c in comparisons:
-        speedup, target = c.other_ratio, other_target(c)
-        if speedup is not None and c.other_times is not None:
-            rows.append((
-                c.network, str(c.batch_size), with_spread(c.ours.median_ms, c.ours.quartiles_ms),
-                with_spread(c.other_times.median_ms, c.other_times.quartiles_ms), c.other,
-                f"{speedup.value:.2f} ({speedup.low:.2f}–{speedup.high:.2f})",
-                f"≥ {target.value}", target.verdict(speedup.value),
-            ))  # fmt: skip
-    columns = ("network", "batch", "dptrain ms", "peer ms", "peer", "times faster", "target", "")
-    title = f"{task.capitalize()}, other peers, one thread: median (quartiles)"
-    return Table(title, columns, tuple(rows))
+    def sections(self) -> dict[str, Rows]:
+        """Return the sections that have results."""
+        return {name: Rows(rows) for name, rows in self.rows.items() if rows}
 
 
-def _comparison_table(comparisons: Iterable[Comparison], task: str) -> Table:
-    rows = []
-    for c in comparisons:
-        times, target = c.ratio, training_target(c)
-        rows.append((
-            c.network, str(c.batch_size), with_spread(c.ours.median_ms, c.ours.quartiles_ms),
-            with_spread(c.theirs.median_ms, c.theirs.quartiles_ms), c.mode,
-            f"{times.value:.2f} ({times.low:.2f}–{times.high:.2f})",
-            f"{c.wall_ratio:.2f}", f"{c.at_peak:.2f}", f"≥ {target.value}",
-            target.verdict(times.value),
-        ))  # fmt: skip
-    what = {"training": "Training step", "inference": "Inference"}[task]
-    columns = (
-        "network", "batch", "dptrain ms", "PyTorch ms", "its best mode", "times faster", "by wall",
-        "at peak", "target", "",
-    )  # fmt: skip
-    return Table(f"{what}, one thread: median (quartiles)", columns, tuple(rows))
+def _conditions(report: Report, name: str) -> list[Any]:
+    """Return the values of a condition, of which a report of several runs has a list."""
+    value = report.about.get(name)
+    if isinstance(report.about["date"], list) and isinstance(value, list):
+        return value
+    return [value]
 
 
-def stage_table(stages: Sequence[StageResult]) -> Table:
-    """List the stages of one network at one batch size."""
-    rows = []
-    for s in stages:
-        memory = s.kind == "memory"
-        target = targets.STAGES.get(s.kind)
-        rows.append((
-            s.name, s.kind, f"{s.time_us:.4g}", f"{s.share_of_step:.1%}",
-            f"{s.rate / 1e9:.1f} {'GB/s' if memory else 'GFLOP/s'}", f"{s.limit / 1e9:.1f}",
-            f"{s.share_of_limit:.0%}", f"≥ {target.value:.0%}" if target else "",
-            target.verdict(s.share_of_limit) if target else "",
-        ))  # fmt: skip
-    columns = ("stage", "kind", "µs", "of step", "rate", "limit", "of limit", "target", "")
-    return Table(
-        f"Stages of {stages[0].network} at batch {stages[0].batch_size}", columns, tuple(rows)
-    )
+def _merged(earlier: list[Row], later: list[Row]) -> list[Row]:
+    """Return the rows of both, without the earlier rows of cases that were measured again."""
+    again = {_case(rows): list(rows) for rows in Rows(later).cases(*CASE)}
+    found = list[Row]()
+    for rows in Rows(earlier).cases(*CASE):
+        found += again.pop(_case(rows), list(rows))
+    return found + [row for rows in again.values() for row in rows]
 
 
-def _rank_table(results: Iterable[RankResult]) -> Table:
-    rows = []
-    for r in results:
-        for name, values, target in (
-            ("weak efficiency, 2 ranks", r.weak, targets.WEAK),
-            ("strong efficiency, 2 ranks", r.strong, targets.STRONG),
-        ):
-            median, ends = float(np.median(values)), (min(values), max(values))
-            rows.append((
-                r.network, name, with_spread(median, ends), f"≥ {target.value}",
-                target.verdict(median),
-            ))  # fmt: skip
-        ratio = r.threads_over_ranks
-        rows.append((
-            r.network, "step of 2 threads / of 2 ranks", f"{ratio:.3f}",
-            f"≤ {targets.THREADS.value}", targets.THREADS.verdict(ratio),
-        ))  # fmt: skip
-    columns = ("network", "two cores, batch 256", "median (range)", "target", "")
-    return Table("Ranks and threads", columns, tuple(rows))
-
-
-def _child_table(children: Iterable[dict[str, Any]]) -> Table:
-    rows = []
-    for child in children:
-        name = f"{child['network']} at batch {child['batch_size']}"
-        if "memory" in child:
-            ours, theirs = child["memory"], child["torch_memory"]
-            rows += [
-                (name, "peak memory of training", f"{ours / 2**20:.0f} MiB",
-                 f"≤ {theirs / 2**20:.0f} MiB (PyTorch)", targets.MEMORY.verdict(ours / theirs)),
-                (name, "Python allocations in a step", f"{child['python_bytes']} B",
-                 f"≤ {targets.ALLOCATED.value:.0f} B",
-                 targets.ALLOCATED.verdict(max(child["python_bytes"], 1))),
-                (name, "numba allocations in a step", f"{child['numba_allocations']:g}", "0",
-                 "reached" if child["numba_allocations"] == 0 else "not reached"),
-            ]  # fmt: skip
-        if "cold_s" in child:
-            for key, what, target in (
-                ("cold_s", "compile, empty cache", targets.COLD_S),
-                ("warm_s", "compile, full cache", targets.WARM_S),
-            ):
-                seconds = child[key]
-                rows.append((name, what, f"{seconds:.2f} s", f"≤ {target.value:g} s",
-                             target.verdict(seconds)))  # fmt: skip
-    return Table("A process", ("network", "", "measured", "target", " "), tuple(rows))
-
-
-def headline(results: Results) -> str:
-    """Summarize the results in a few lines."""
-    lines = []
-    for task, goal in (("training", "training steps"), ("inference", "inference passes")):
-        cases = [c for c in results.comparisons if c.task == task]
-        if cases:
-            reached = sum(training_target(c).share(c.ratio.value) >= 1 for c in cases)
-            values = [c.ratio.value for c in cases]
-            lines.append(
-                f"{reached} of {len(cases)} {goal} reach their target; dptrain is "
-                f"{min(values):.2f} to {max(values):.2f} times as fast as PyTorch's fastest mode"
-            )
-    reasons: dict[tuple[str, str], list[str]] = {}
-    for c in results.comparisons:
-        for mode, reason in c.failed.items():
-            case = f"{c.task} of {c.network} at batch {c.batch_size}"
-            reasons.setdefault((mode, reason), []).append(case)
-    for (mode, reason), names in reasons.items():
-        more = f" and {len(names) - 1} more cases" if len(names) > 1 else ""
-        lines.append(f"{names[0]}{more} without {mode}: {reason}")
-    for kind, target in targets.STAGES.items():
-        shares = [s.share_of_limit for s in results.stages if s.kind == kind]
-        if shares:
-            reached = sum(target.share(share) >= 1 for share in shares)
-            lines.append(
-                f"{reached} of {len(shares)} {kind} stages reach {target.value:.0%} of their "
-                f"limit; median {np.median(shares):.0%}, least {min(shares):.0%}"
-            )
-    return "\n".join(lines)
-
-
-def as_json(results: Results) -> dict[str, Any]:
-    """Return all results in plain types for JSON."""
-    return {
-        "about": results.about,
-        "checks": [vars(c) | {"passed": c.passed} for c in results.checks],
-        "comparisons": [
-            {
-                "network": c.network, "batch_size": c.batch_size, "task": c.task, "mode": c.mode,
-                "probes_ms": c.probes_ms, "failed": c.failed, "steps": len(c.ours.cpu),
-                "dptrain_ms": c.ours.median_ms, "dptrain_quartiles_ms": c.ours.quartiles_ms,
-                "torch_ms": c.theirs.median_ms, "torch_quartiles_ms": c.theirs.quartiles_ms,
-                "ratio": c.ratio.value, "ratio_quartiles": (c.ratio.low, c.ratio.high),
-                "wall_ratio": c.wall_ratio, "at_peak": c.at_peak, "flops": c.flops, "peak": c.peak,
-                "target": training_target(c).value, "other": c.other,
-                "other_ms": c.other_times.median_ms if c.other_times else None,
-                "other_ratio": c.other_ratio.value if c.other_ratio else None,
-                "other_target": other_target(c).value,
-            }
-            for c in results.comparisons
-        ],
-        "stages": [vars(s) for s in results.stages],
-        "roofs": [vars(r) for r in results.roofs],
-        "ranks": [vars(r) | {"threads_over_ranks": r.threads_over_ranks} for r in results.ranks],
-        "processes": results.children,
-    }  # fmt: skip
-
-
-def as_markdown(results: Results) -> str:
-    """Return the report in Markdown."""
-    return document(
-        "dptrain and PyTorch on a CPU", results.about, headline(results), results.tables()
-    )
-
-
-def write(results: Results, folder: Path) -> list[Path]:
-    """Write all files, named by date; further runs of a day get the suffix -2, -3, …"""
-    from benchmarks.roofline import draw
-    from dptrain.files import dump_json
-
-    json_path, markdown_path = new_files(folder, "cpu", str(results.about["date"]))
-    json_path.write_text(dump_json(as_json(results)), encoding="utf-8")
-    markdown_path.write_text(as_markdown(results), encoding="utf-8")
-    return [
-        json_path,
-        markdown_path,
-        *draw(results.roofs, results.stages, json_path.with_suffix("")),
-    ]
+def _case(rows: Rows) -> tuple[Any, ...]:
+    first = next(iter(rows))
+    return tuple(first.get(name) for name in CASE)

@@ -1,109 +1,222 @@
-"""Time programs against each other on a shared machine.
+"""Time programs against each other in alternating rounds.
 
-Programs alternate in blocks of several steps, so that disturbances affect all of them.
-The clock is the CPU time of the process, summed over its threads. Nothing here waits, so on an
-idle machine CPU time equals wall time; on a busy machine it excludes the time in which other
-programs had the core. Wall time is recorded too.
+Programs alternate round by round, so that disturbances of a shared machine affect all of them. A
+speedup is the median, with quartiles, of the quotients of rounds.
 """
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
-BLOCK_NS = 20e6
-"""Time of a block of steps, so long that the initial content of the caches is negligible."""
-MIN_BLOCKS = 10
+MAX_STEPS = 200
+"""Largest number of steps of a round."""
 
-Program = Callable[[], object]
+HOPELESS = 1.6
+"""A peer that was slower than the fastest peer by this factor in the first round is excluded."""
+
+Step = Callable[[], object]
 
 
 @dataclass(frozen=True)
-class Times:
-    """CPU and wall time of each step in ns, and the number of steps of a block."""
+class Lap:
+    """Times of a step in one round, in ms.
 
-    cpu: NDArray[np.int64]
-    wall: NDArray[np.int64]
-    block: int = 1
+    Attributes:
+        median: median over the steps, or the mean if they are not timed one by one.
+        wall: wall time divided by steps. Of ranks: from the first start to the last end. Of
+            copies: the inverse of the mean number of steps in a unit of time.
+        cpu: median CPU time of a step, over all threads of the process; None if it is unknown.
+    """
+
+    median: float
+    wall: float
+    cpu: float | None = None
+
+
+class Program(Protocol):
+    """A program that runs steps.
+
+    Attributes:
+        peer_of: programs with the same text compete; the slow ones are excluded. Empty: never.
+        steps: fixed number of steps of a round; 0 follows from the time of a step.
+    """
 
     @property
-    def median_ms(self) -> float:
-        """Median CPU time of a step in ms."""
-        return float(np.median(self.cpu)) / 1e6
+    def peer_of(self) -> str: ...
 
     @property
-    def wall_median_ms(self) -> float:
-        """Median wall time of a step in ms."""
-        return float(np.median(self.wall)) / 1e6
+    def steps(self) -> int: ...
 
-    @property
-    def quartiles_ms(self) -> tuple[float, float]:
-        """First and third quartile of the CPU times of a step in ms."""
-        low, high = np.percentile(self.cpu, [25, 75]) / 1e6
-        return float(low), float(high)
+    def run(self, steps: int) -> Lap:
+        """Run steps and return the times of one."""
+        ...
 
-    @property
-    def block_medians(self) -> NDArray[np.float64]:
-        """Median of each block in ns."""
-        return np.asarray(np.median(self.cpu.reshape(-1, self.block), axis=1))
+
+@dataclass(frozen=True)
+class HostProgram:
+    """A program of this process that computes in `step`.
+
+    The clock is the CPU time of the process, over all its threads. On an idle machine it equals
+    wall time; on a busy one it excludes the time in which other programs had the core.
+
+    Attributes:
+        step: makes a step.
+        is_short: a step takes so few µs that reading the clock would count: the time is a mean of
+            all steps of a round, not a median of single steps.
+        peer_of, steps: see `Program`.
+    """
+
+    step: Step
+    is_short: bool = False
+    peer_of: str = ""
+    steps: int = 0
+
+    def run(self, steps: int) -> Lap:
+        """Run steps and return the CPU and wall time of one."""
+        repeats = steps if self.is_short else 1
+        times = np.zeros((2, steps // repeats), np.int64)
+        for number in range(steps // repeats):
+            cpu, wall = time.process_time_ns(), time.perf_counter_ns()
+            for _ in range(repeats):
+                self.step()
+            times[:, number] = time.process_time_ns() - cpu, time.perf_counter_ns() - wall
+        cpu_ms, wall_ms = np.median(times, axis=1) / repeats / 1e6
+        return Lap(float(cpu_ms), float(wall_ms), float(cpu_ms))
 
 
 @dataclass(frozen=True)
 class Ratio:
-    """Speedup of a program: median and quartiles of the ratios of alternating blocks."""
+    """Median and quartiles of the quotients of rounds."""
 
     value: float
     low: float
     high: float
 
+    def times(self, factor: float) -> Ratio:
+        """Return the ratio multiplied by a factor."""
+        return Ratio(factor * self.value, factor * self.low, factor * self.high)
 
-def ratio(slower: Times, faster: Times) -> Ratio:
-    """Return the speedup of `faster` over `slower`, timed in alternating blocks."""
-    low, median, high = np.percentile(slower.block_medians / faster.block_medians, [25, 50, 75])
+
+def quartiles(values: Sequence[float]) -> tuple[float, float]:
+    """Return the first and third quartile."""
+    low, high = np.percentile(values, [25, 75])
+    return float(low), float(high)
+
+
+def quotient(numerator: Sequence[float], denominator: Sequence[float]) -> Ratio:
+    """Return median and quartiles of the quotients of rounds.
+
+    Rounds after those that both programs have are ignored.
+
+    Example:
+        >>> quotient([2.0, 6.0, 100.0], [1.0, 2.0])
+        Ratio(value=2.5, low=2.25, high=2.75)
+    """
+    count = min(len(numerator), len(denominator))
+    values = np.array(numerator[:count]) / np.array(denominator[:count])
+    low, median, high = np.percentile(values, [25, 50, 75])
     return Ratio(float(median), float(low), float(high))
 
 
-def take_turns(programs: Mapping[str, Program], steps: int, warm_up: int = 2) -> dict[str, Times]:
-    """Time at least `steps` steps of each program in alternating blocks.
+@dataclass(frozen=True)
+class Series:
+    """Times of a program in ms per step, one value for each round (see `Lap`).
 
-    The warm-up estimates the time of a step. Without it, a block has one step.
+    Attributes:
+        medians, walls: of each round.
+        steps: number of timed steps, all rounds together.
+        cpus: CPU times of each round; empty if they are unknown.
     """
-    longest = max(_estimate(program, warm_up) for program in programs.values()) if warm_up else 0
-    block = int(min(max(BLOCK_NS // longest, 1), 10)) if longest else 1
-    blocks = max(-(-steps // block), min(MIN_BLOCKS, steps))
-    records = {name: np.zeros((2, blocks * block), np.int64) for name in programs}
-    for turn in range(blocks):
-        for name, program in programs.items():
-            for step in range(turn * block, (turn + 1) * block):
-                records[name][:, step] = _time(program)
-    return {name: Times(cpu, wall, block) for name, (cpu, wall) in records.items()}
+
+    medians: tuple[float, ...]
+    walls: tuple[float, ...]
+    steps: int
+    cpus: tuple[float, ...] = ()
+
+    @classmethod
+    def of(cls, us: Sequence[float]) -> Series:
+        """Return the series of times in µs that were measured elsewhere, one for each round."""
+        ms = tuple(each / 1e3 for each in us)
+        return cls(ms, ms, len(ms))
+
+    @property
+    def median(self) -> float:
+        """Median over the rounds of the medians."""
+        return float(np.median(self.medians))
+
+    @property
+    def wall(self) -> float:
+        """Median over the rounds of the wall time divided by steps."""
+        return float(np.median(self.walls))
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return medians, quartiles and rounds for JSON."""
+        found = {
+            "median_ms": self.median,
+            "quartiles_ms": quartiles(self.medians),
+            "wall_ms": self.wall,
+            "wall_quartiles_ms": quartiles(self.walls),
+            "rounds": len(self.walls),
+            "steps": self.steps,
+            "medians_ms": list(self.medians),
+            "walls_ms": list(self.walls),
+        }
+        return {**found, "cpus_ms": list(self.cpus)} if self.cpus else found
 
 
-def _estimate(program: Program, warm_up: int) -> int:
-    return max(min(_time(program)[0] for _ in range(warm_up)), 1)
+def measure(
+    programs: Mapping[str, Program],
+    *,
+    rounds: int,
+    block_s: float,
+    limit: float | None = None,
+    min_steps: int = 1,
+    max_steps: int = MAX_STEPS,
+) -> dict[str, Series]:
+    """Time programs in alternating rounds.
+
+    Args:
+        programs: the programs by name.
+        rounds: number of rounds.
+        block_s: time of a program in a round.
+        limit: reading of `time.monotonic` after which no further round starts; two are made anyway.
+        min_steps, max_steps: bounds of the steps of a round.
+    """
+    steps = {}
+    for name, program in programs.items():
+        program.run(min_steps)
+        estimate_s = max(program.run(min_steps).wall, 1e-6) / 1e3
+        steps[name] = program.steps or int(np.clip(block_s / estimate_s, min_steps, max_steps))
+    laps = {name: list[Lap]() for name in programs}
+    active = dict(programs)
+    for number in range(rounds):
+        if limit is not None and number >= 2 and time.monotonic() > limit:
+            break
+        # Every second round goes backwards, so that no program always follows the same one.
+        for name in list(active)[:: -1 if number % 2 else 1]:
+            laps[name].append(active[name].run(steps[name]))
+        if number == 0:
+            active = _competitive(active, {name: found[0].median for name, found in laps.items()})
+    return {name: _series(found, steps[name] * len(found)) for name, found in laps.items()}
 
 
-def _time(program: Program) -> tuple[int, int]:
-    cpu, wall = time.process_time_ns(), time.perf_counter_ns()
-    program()
-    return time.process_time_ns() - cpu, time.perf_counter_ns() - wall
+def _series(laps: Sequence[Lap], steps: int) -> Series:
+    cpus = tuple(lap.cpu for lap in laps if lap.cpu is not None)
+    return Series(tuple(lap.median for lap in laps), tuple(lap.wall for lap in laps), steps, cpus)
 
 
-@contextmanager
-def one_core() -> Iterator[None]:
-    """Bind the calling thread to one core, if the system supports it."""
-    if not hasattr(os, "sched_setaffinity"):
-        yield
-        return
-    allowed = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {max(allowed)})
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, allowed)
+def _competitive(programs: dict[str, Program], times: Mapping[str, float]) -> dict[str, Program]:
+    """Return the programs without peers that are much slower than the fastest of their peers."""
+    fastest: dict[str, float] = {}
+    for name, program in programs.items():
+        fastest[program.peer_of] = min(times[name], fastest.get(program.peer_of, times[name]))
+    return {
+        name: program
+        for name, program in programs.items()
+        if not program.peer_of or times[name] <= HOPELESS * fastest[program.peer_of]
+    }

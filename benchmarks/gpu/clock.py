@@ -1,52 +1,31 @@
-"""Time programs against each other on a GPU.
+"""Clocks of programs on a GPU.
 
 A program enqueues steps, which a GPU executes one after the other. Events before and after a block
-of steps measure its time. Programs alternate block by block, so that disturbances of the machine
-affect all of them.
+of steps measure its time.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.timing import Ratio
+from benchmarks.timing import Lap, Series, Step, measure
 
-BLOCK_US = 5000.0
-"""Target time of a block in µs; the launch of its first step (about 5 µs) is then negligible."""
+BLOCK_S = 5e-3
+"""Time of a block; the launch of its first step (about 5 µs) is then negligible."""
 BLOCKS = 12
 MIN_STEPS, MAX_STEPS = 3, 100
 """Limits of the steps of a block."""
 
-Start = Callable[[], object]
+Start = Step
 """Function that starts a step and can return before the step has finished."""
 
 Timer = Callable[[Start, int], float]
 """Function that runs a number of steps and returns their total time in µs."""
-
-
-@dataclass(frozen=True)
-class Laps:
-    """Microseconds of a step in each block, and the steps of a block."""
-
-    us: NDArray[np.float64]
-    steps: int
-
-    @property
-    def median(self) -> float:
-        """Median over the blocks."""
-        return float(np.median(self.us))
-
-    @property
-    def quartiles(self) -> tuple[float, float]:
-        """First and third quartile over the blocks."""
-        low, high = np.percentile(self.us, [25, 75])
-        return float(low), float(high)
 
 
 @dataclass(frozen=True)
@@ -55,31 +34,44 @@ class Program:
 
     start: Start
     timer: Timer
+    peer_of: str = ""
+    steps: int = 0
 
     def time(self, steps: int) -> float:
         """Return the mean time of a step in µs over `steps` steps."""
         return self.timer(self.start, steps) / steps
 
+    def run(self, steps: int) -> Lap:
+        """Run steps and return the mean time of one."""
+        mean_ms = self.time(steps) / 1e3
+        return Lap(mean_ms, mean_ms)
 
-def take_turns(programs: Mapping[str, Program], blocks: int = BLOCKS) -> dict[str, Laps]:
+
+@dataclass(frozen=True)
+class Built:
+    """A program that is ready to be timed.
+
+    Attributes:
+        program: enqueues one step or pass after the other.
+        facts: of its row, such as ``precision`` and ``memory_bytes``.
+        wait: waits until all passes have run; None for training, which has no latencies.
+        output: returns the outputs (N, F) of a pass.
+    """
+
+    program: Program
+    facts: dict[str, Any] = field(default_factory=dict)
+    wait: Callable[[], object] | None = None
+    output: Callable[[], NDArray[Any]] | None = None
+
+
+Build = Callable[[], Built]
+
+
+def take_turns(programs: Mapping[str, Program], blocks: int = BLOCKS) -> dict[str, Series]:
     """Time every program in `blocks` blocks, alternating between programs."""
-    sizes = {}
-    for name, program in programs.items():
-        program.time(MIN_STEPS)
-        sizes[name] = int(
-            np.clip(BLOCK_US / max(program.time(MIN_STEPS), 1e-3), MIN_STEPS, MAX_STEPS)
-        )
-    laps = {name: np.zeros(blocks) for name in programs}
-    for block in range(blocks):
-        for name, program in programs.items():
-            laps[name][block] = program.time(sizes[name])
-    return {name: Laps(laps[name], sizes[name]) for name in programs}
-
-
-def ratio(slower: Laps, faster: Laps) -> Ratio:
-    """Return the speedup: median and quartiles of the ratios of alternating blocks."""
-    low, median, high = np.percentile(slower.us / faster.us, [25, 50, 75])
-    return Ratio(float(median), float(low), float(high))
+    return measure(
+        programs, rounds=blocks, block_s=BLOCK_S, min_steps=MIN_STEPS, max_steps=MAX_STEPS
+    )
 
 
 def host_timer(start: Start, steps: int) -> float:

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.gpu import targets
 from benchmarks.gpu.ours import Step
-from benchmarks.tables import Table
-from benchmarks.targets import Target
 from dptrain.comm.signals import StopRequest
 from dptrain.network import Network
 from dptrain.training.callbacks import Callback
@@ -32,51 +28,6 @@ images are mirrored."""
 EPOCHS, LEARNING_RATE = 6, 1e-6
 """Epochs of a run. The first one, with compilation and graph capture, and the last one, with the
 evaluation, are not counted."""
-
-
-@dataclass(frozen=True)
-class DataResult:
-    """Time of a step within epochs.
-
-    Attributes:
-        network, batch_size, precision, backend: the case; the batch is that of each GPU.
-        us: µs of a step of training, a mean over an epoch, for the epochs that count.
-        bare_us: µs of a step that repeats one batch in GPU memory.
-        theirs: the same as `us` by mode of PyTorch, with images and augmentation on the GPU.
-        gpus: number of GPUs.
-    """
-
-    network: str
-    batch_size: int
-    precision: str
-    backend: str
-    us: tuple[float, ...]
-    bare_us: float
-    theirs: dict[str, tuple[float, ...]]
-    gpus: int = 1
-
-    @property
-    def share(self) -> float:
-        """Speed as a share of that of the bare step."""
-        return self.bare_us / float(np.median(self.us))
-
-    @property
-    def best(self) -> str | None:
-        """PyTorch's fastest mode."""
-        return min(self.theirs, key=lambda mode: float(np.median(self.theirs[mode])), default=None)
-
-    @property
-    def ratio(self) -> float | None:
-        """Speedup over PyTorch's fastest mode."""
-        if self.best is None:
-            return None
-        return float(np.median(self.theirs[self.best]) / np.median(self.us))
-
-    @property
-    def goals(self) -> list[tuple[Target, float]]:
-        """Targets, each with the measured value."""
-        goals = [(targets.DATA_SHARE, self.share)]
-        return goals if self.ratio is None else [*goals, (targets.DATA_FASTER, self.ratio)]
 
 
 def generated_images(network: Network, count: int) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
@@ -166,41 +117,3 @@ def bare_step_us(network: Network, backend: str, precision: str, batch_size: int
     program = Step(network, backend, precision, batch_size).program
     program.time(3)
     return float(np.median([program.time(50) for _ in range(7)]))
-
-
-def data_table(results: Sequence[DataResult]) -> Table:
-    """Compare training on images with the bare step and with PyTorch."""
-    from benchmarks.gpu.report import verdict
-
-    rows = []
-    for r in results:
-        theirs = "" if r.best is None else f"{np.median(r.theirs[r.best]):.4g}"
-        rows.append((
-            r.network, str(r.gpus), str(r.batch_size), r.precision, r.backend,
-            f"{np.median(r.us):.4g}", f"{1e6 * r.gpus * r.batch_size / np.median(r.us):,.0f}",
-            f"{r.bare_us:.4g}", f"{r.share:.3f}",
-            theirs, r.best or "", "" if r.ratio is None else f"{r.ratio:.2f}",
-            ", ".join(f"≥ {target.value:g}" for target, _ in r.goals), verdict(r.goals),
-        ))  # fmt: skip
-    columns = (
-        "network", "GPUs", "batch per GPU", "precision", "backend", "training µs", "samples/s",
-        "bare step µs", "share", "PyTorch µs", "fastest mode", "speedup", "targets", "",
-    )  # fmt: skip
-    title = (
-        f"Training on {IMAGES:,} uint8 images of {SIZE} × {SIZE} with crop, flip, brightness and "
-        "contrast: µs per step, median of epochs"
-    )
-    return Table(title, columns, tuple(rows))
-
-
-def data_headline(results: Iterable[DataResult]) -> list[str]:
-    """Return a line with the range of shares and speedups."""
-    results = list(results)
-    if not results:
-        return []
-    shares = [r.share for r in results]
-    ratios = [r.ratio for r in results if r.ratio is not None]
-    line = f"training on images reaches {min(shares):.2f} to {max(shares):.2f} of the bare step"
-    if ratios:
-        line += f"; {min(ratios):.2f} to {max(ratios):.2f} times as fast as PyTorch"
-    return [line]

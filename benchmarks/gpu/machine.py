@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import importlib.util
-import platform
 import shutil
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from typing import Any
 
-from benchmarks.gpu.limits import Limits, measure_limits
+from benchmarks.machine import about as machine_facts
+from benchmarks.machine import versions as installed
 from dptrain.backends import load_backend
 from dptrain.errors import UserError
-from dptrain.measure.machine.environment import environment
 
 
 @dataclass(frozen=True)
@@ -38,10 +35,6 @@ class Machine:
     def timed_torch(self) -> bool:
         """Whether PyTorch is timed."""
         return self.torch == "cuda"
-
-    def limits(self, precisions: tuple[str, ...]) -> Limits:
-        """Measure the roofs of the GPU."""
-        return measure_limits(precisions, with_torch=self.timed_torch)
 
 
 def find_machine(wanted: Sequence[str]) -> Machine:
@@ -83,15 +76,13 @@ def find_torch() -> tuple[str | None, str]:
 
 
 def about(machine: Machine, **settings: Any) -> dict[str, Any]:
-    """Return GPU, versions and date, then the settings of the run and what is missing."""
-    here = environment()
+    """Return GPU, processor, versions and date, then the settings of the run, what is missing."""
+    facts = machine_facts()
     return {
-        "date": datetime.now(timezone.utc).isoformat(timespec="minutes"),
+        "date": facts.pop("date"),
         **(gpu_facts(machine) if machine.gpus else {}),
-        "cpu": here["cpu"],
-        "os": f"{platform.system()} {platform.release().partition('-')[0]} {platform.machine()}",
-        "python": here["python"],
-        "versions": versions(),
+        **facts,
+        "versions": {**facts["versions"], **versions()},
         **settings,
         "missing": "; ".join(machine.missing) or "nothing",
     }
@@ -145,10 +136,4 @@ PACKAGES = (
 
 def versions() -> dict[str, str]:
     """Return the versions of the installed packages."""
-    found = {}
-    for package in PACKAGES:
-        try:
-            found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
+    return installed(*PACKAGES)

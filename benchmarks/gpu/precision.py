@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.gpu import targets
 from benchmarks.gpu.ours import Step
-from benchmarks.tables import Table
 from dptrain.network import Conv2d, Dense, Flatten, Layer, MeanSquaredError, Network
 
 if TYPE_CHECKING:
@@ -21,29 +18,6 @@ if TYPE_CHECKING:
 PRECISION = "fp32"
 
 Arrays = Mapping[str, NDArray[Any]]
-
-
-@dataclass(frozen=True)
-class LayerError:
-    """Errors of one result of a layer, relative to its norm.
-
-    Attributes:
-        network, batch_size, layer: the case.
-        quantity: ``output`` or ``weight gradient``.
-        ours: errors by backend.
-        theirs: error of PyTorch; None if it was not measured.
-    """
-
-    network: str
-    batch_size: int
-    layer: str
-    quantity: str
-    ours: dict[str, float]
-    theirs: float | None
-
-    def ratio(self, backend: str) -> float | None:
-        """Return the error divided by that of PyTorch."""
-        return self.ours[backend] / self.theirs if self.theirs else None
 
 
 def layer_networks(network: Network) -> Iterator[tuple[str, Network]]:
@@ -71,64 +45,26 @@ def torch_results(layer: Network, x: NDArray[Any], y: NDArray[Any]) -> Arrays:
     from benchmarks.gpu.peers.theirs import GPUMode, TorchProgram
 
     mode = GPUMode(f"{PRECISION} eager", precision=PRECISION, graph=False)
-    output = torch_inference(layer, x, mode).output()
-    return {**TorchProgram(layer, x, y, mode).results(), "output": output}
+    output = torch_inference(layer, x, mode).output
+    assert output is not None
+    return {**TorchProgram(layer, x, y, mode).results(), "output": output()}
 
 
-def layer_errors(
-    network: str,
-    batch_size: int,
-    layer: str,
-    expected: Expected,
-    ours: Mapping[str, Arrays],
-    theirs: Arrays | None,
-) -> list[LayerError]:
-    """Return the errors of output and weight gradient; `ours` has the results by backend."""
-    errors = []
+def errors(expected: Expected, found: Mapping[str, Arrays]) -> Iterator[dict[str, Any]]:
+    """Yield rows with the errors of output and weight gradient, relative to their norms.
+
+    Args:
+        expected: the exact results.
+        found: results by program.
+    """
     weight = next(name for name in expected.exact if name.endswith(".weight"))
     for quantity, name in (("output", "output"), ("weight gradient", weight)):
-        exact = expected.exact[name]
-        mine = {backend: relative_error(arrays[name], exact) for backend, arrays in ours.items()}
-        peer = None if theirs is None else relative_error(theirs[name], exact)
-        errors.append(LayerError(network, batch_size, layer, quantity, mine, peer))
-    return errors
+        for program, arrays in found.items():
+            error = relative_error(arrays[name], expected.exact[name])
+            yield {"quantity": quantity, "program": program, "error": error}
 
 
 def relative_error(array: NDArray[Any], exact: NDArray[np.float64]) -> float:
     """Return ‖array − exact‖ / ‖exact‖."""
     difference = array.reshape(exact.shape).astype(np.float64) - exact
     return float(np.linalg.norm(difference) / np.linalg.norm(exact))
-
-
-def precision_table(errors: Sequence[LayerError]) -> Table:
-    """List the errors of all layers."""
-    rows = []
-    for e in errors:
-        for backend, error in e.ours.items():
-            times = e.ratio(backend)
-            rows.append((
-                e.network, str(e.batch_size), e.layer, e.quantity, backend, f"{error:.2e}",
-                "" if e.theirs is None else f"{e.theirs:.2e}",
-                "" if times is None else f"{times:.2f}",
-                "" if times is None else targets.FP32_ERROR.verdict(times),
-            ))  # fmt: skip
-    columns = (
-        "network", "batch", "layer", "result", "backend", "dptrain", "PyTorch", "ratio", "",
-    )  # fmt: skip
-    return Table("Errors of fp32 against float64, each layer alone", columns, tuple(rows))
-
-
-def precision_headline(errors: Iterable[LayerError]) -> list[str]:
-    """Return a line for each backend with the number of layers that reach the target."""
-    errors = list(errors)
-    lines = []
-    for backend in dict.fromkeys(backend for e in errors for backend in e.ours):
-        ratios = [e.ratio(backend) for e in errors if backend in e.ours]
-        found = [times for times in ratios if times is not None]
-        if found:
-            reached = sum(targets.FP32_ERROR.share(times) >= 1.0 for times in found)
-            lines.append(
-                f"{backend}: {reached} of {len(found)} errors of fp32 are at most PyTorch's; the "
-                f"largest is {max(found):.2f} times as large"
-            )
-    return lines

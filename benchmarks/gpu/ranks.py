@@ -9,15 +9,16 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.progress import Progress
-from dptrain.errors import UserError
+from benchmarks.report import OURS
+from benchmarks.session import Session
+from benchmarks.timing import Series
 from dptrain.scaling.launching import find_launcher
 
 TIMEOUT_S = 100
@@ -25,43 +26,9 @@ STEPS = 400
 MIN_STEPS, MIN_SAMPLES = 8, 1 << 14
 """Smallest numbers of steps and of samples of an epoch."""
 ROOT = Path(__file__).resolve().parents[2]
-PROGRAMS = ("dptrain", "PyTorch graph", "PyTorch DDP", "dptrain train")
+TRAIN = "dptrain train"
+PROGRAMS = (OURS, "PyTorch graph", "PyTorch DDP", TRAIN)
 """The first three repeat steps on one batch. The last is the command, with loading of data."""
-
-
-@dataclass(frozen=True)
-class RankResult:
-    """Times of a network on several GPUs, with the same number of samples on each.
-
-    Attributes:
-        network: its name.
-        ranks, batch_size: number of GPUs, and samples per GPU.
-        us: times of a step in µs by program, one for each launch.
-        weak: weak-scaling efficiencies that `dptrain train` reported, one for each launch.
-    """
-
-    network: str
-    ranks: int
-    batch_size: int
-    us: dict[str, list[float]]
-    weak: list[float]
-
-    def median(self, program: str) -> float | None:
-        """Return the median over launches; None if the program did not run."""
-        return float(np.median(self.us[program])) if self.us.get(program) else None
-
-    @property
-    def times_faster(self) -> float | None:
-        """Speedup over the faster of PyTorch's programs; None if one of both is missing."""
-        mine = self.median("dptrain")
-        theirs = [time for p in PROGRAMS[1:3] if (time := self.median(p)) is not None]
-        return None if mine is None or not theirs else min(theirs) / mine
-
-
-def weak_efficiency(one_rank: RankResult, many_ranks: RankResult, program: str) -> float | None:
-    """Return T(1) / T(N), from separate launches."""
-    one, many = one_rank.median(program), many_ranks.median(program)
-    return None if one is None or many is None else one / many
 
 
 Cases = Sequence[tuple[str, int]]
@@ -69,60 +36,62 @@ Cases = Sequence[tuple[str, int]]
 
 
 def measure_ranks(
-    cases: Cases, ranks: int, precision: str, *, launches: int, with_torch: bool, progress: Progress
-) -> tuple[list[RankResult], dict[str, str]]:
-    """Launch all programs alternately, `launches` times each.
+    session: Session, cases: Cases, gpus: int, precision: str, *, launches: int, with_torch: bool
+) -> None:
+    """Launch all programs alternately, `launches` times each, and store their rows.
 
-    Returns:
-        The results, and the reasons for missing programs by case.
+    Args:
+        session: the run.
+        cases: networks, and samples per GPU.
+        gpus: number of GPUs.
+        precision: of all programs.
+        launches: number of launches.
+        with_torch: False leaves out PyTorch.
     """
-    results = [RankResult(name, ranks, n, {p: [] for p in PROGRAMS}, []) for name, n in cases]
-    failed: dict[str, str] = {}
+    us = {(name, n, program): list[float]() for name, n in cases for program in PROGRAMS}
+    weak = {case: list[float]() for case in cases}
+    missing = session.report.missing
 
-    def launch(case: str, start: Callable[[], None]) -> None:
-        if case in failed:
-            return
-        progress.step(case)
-        try:
-            start()
-        except (RuntimeError, OSError, UserError, subprocess.TimeoutExpired) as error:
-            failed[case] = f"{type(error).__name__}: {error}"
+    def train_each(case: tuple[str, int]) -> None:
+        summary = train(*case, gpus, precision)
+        us[case[0], case[1], TRAIN].append(1e3 * float(summary["step_ms"]["median"]))
+        if summary["scaling"]["weak"] is not None:
+            weak[case].append(float(summary["scaling"]["weak"]))
 
+    def steps() -> None:
+        for case, time in zip(cases, launch_steps(cases, gpus, precision), strict=True):
+            us[case[0], case[1], OURS].append(time)
+
+    def theirs() -> None:
+        for case, times in zip(cases, launch_torch(cases, gpus, precision), strict=True):
+            for program, time in times.items():
+                us[case[0], case[1], program].append(time)
+
+    runs: dict[str, Callable[[], None]] = {
+        f"{name}, {n} samples on each of {gpus} GPUs": partial(train_each, (name, n))
+        for name, n in cases
+    }
+    runs[f"dptrain's steps on {gpus} GPUs"] = steps
+    if with_torch:
+        runs[f"PyTorch on {gpus} GPUs"] = theirs
     for _ in range(launches):
-        for result in results:
-            case = f"{result.network}, {result.batch_size} samples on each of {ranks} GPUs"
-            launch(case, partial(_ours, result, precision))
-        launch(f"dptrain's steps on {ranks} GPUs", partial(_steps, results, precision))
-        if with_torch:
-            launch(f"PyTorch on {ranks} GPUs", partial(_theirs, results, precision))
-    return results, failed
+        for name, start in runs.items():
+            if name not in missing:
+                with session.reported(name, ours=start is not theirs):
+                    start()
+    for (network, n, program), times in us.items():
+        if times:
+            within = weak[network, n] if program == TRAIN else []
+            session.add(
+                "ranks", Series.of(times), network=network, batch=n, gpus=gpus, program=program,
+                precision=precision, **({"weak": float(np.median(within))} if within else {}),
+            )  # fmt: skip
 
 
-def _ours(result: RankResult, precision: str) -> None:
-    summary = train(result.network, result.ranks, result.batch_size, precision)
-    result.us["dptrain train"].append(1e3 * float(summary["step_ms"]["median"]))
-    if summary["scaling"]["weak"] is not None:
-        result.weak.append(float(summary["scaling"]["weak"]))
-
-
-def _theirs(results: list[RankResult], precision: str) -> None:
-    cases = [(result.network, result.batch_size) for result in results]
-    measured = launch_torch(cases, results[0].ranks, precision)
-    for result, times in zip(results, measured, strict=True):
-        for program in PROGRAMS[1:3]:
-            result.us[program].append(times[program])
-
-
-def _steps(results: list[RankResult], precision: str) -> None:
-    ranks = results[0].ranks
-    for result, time in zip(results, launch_steps(results, ranks, precision), strict=True):
-        result.us["dptrain"].append(time)
-
-
-def launch_steps(results: Sequence[RankResult], ranks: int, precision: str) -> list[float]:
+def launch_steps(cases: Cases, ranks: int, precision: str) -> list[float]:
     """Return the times of dptrain's steps in µs for each case (`benchmarks.gpu.rank_steps`)."""
-    cases = [f"{result.network}:{result.batch_size}" for result in results]
-    return _printed_times(ranks, "benchmarks.gpu.rank_steps", precision, "auto", *cases)
+    words = [f"{network}:{n}" for network, n in cases]
+    return _printed_times(ranks, "benchmarks.gpu.rank_steps", precision, "auto", *words)
 
 
 def launch_epochs(
@@ -145,7 +114,7 @@ def _printed_times(ranks: int, module: str, *arguments: str) -> list[float]:
     return times
 
 
-def command(network: str, ranks: int, batch_size: int, precision: str, run: Path) -> list[str]:
+def command(network: str, batch_size: int, ranks: int, precision: str, run: Path) -> list[str]:
     """Return the command that trains with `batch_size` samples per GPU.
 
     Epochs are long and the only checkpoint is at the end, because short epochs would dominate the
@@ -170,11 +139,11 @@ def launched(ranks: int, program: Sequence[str]) -> list[str]:
     return replace(find_launcher(), binds=False).command(ranks, 1, program)
 
 
-def train(network: str, ranks: int, batch_size: int, precision: str) -> dict[str, Any]:
+def train(network: str, batch_size: int, ranks: int, precision: str) -> dict[str, Any]:
     """Run `dptrain train` and return its summary."""
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
-        arguments = command(network, ranks, batch_size, precision, run)
+        arguments = command(network, batch_size, ranks, precision, run)
         done = subprocess.run(
             arguments, capture_output=True, text=True, timeout=TIMEOUT_S, env=environment()
         )

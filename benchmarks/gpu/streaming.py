@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import numpy as np
 
-from benchmarks.gpu import targets
 from benchmarks.gpu.data import EpochClock, bare_step_us, fit, generated_images, make_trainer
-from benchmarks.tables import Table
-from benchmarks.targets import Target
+from benchmarks.report import OURS
 from dptrain.data.stored import HOST_SHARE
 from dptrain.machine import available_cores
 from dptrain.network import Network
@@ -38,52 +35,6 @@ MEMORY_MAPPED, FILES = "memory-mapped", "PNG files"
 EPOCHS = 4
 READ_STEPS = 400
 """Minibatches of the measurement of reading alone."""
-
-
-@dataclass(frozen=True)
-class StreamResult:
-    """Time of a step whose images are not in GPU memory, and of what may limit it.
-
-    Attributes:
-        source: `MEMORY_MAPPED` or `FILES`.
-        network, batch_size, precision, backend: the case.
-        us: µs of a step of training, a mean over an epoch, for the epochs that count.
-        bare_us: µs of a step that repeats one batch in GPU memory.
-        link_us: µs of the copy of a minibatch of images from pinned memory to the GPU.
-        reading_us: µs in which the loader alone reads, and decodes, a minibatch.
-        says: what the run states to limit it.
-    """
-
-    source: str
-    network: str
-    batch_size: int
-    precision: str
-    backend: str
-    us: tuple[float, ...]
-    bare_us: float
-    link_us: float
-    reading_us: float
-    says: str
-
-    @property
-    def limits(self) -> dict[str, float]:
-        """The parts that bound the time of a step from below, in µs."""
-        return {"step": self.bare_us, "link": self.link_us, "reading": self.reading_us}
-
-    @property
-    def limit(self) -> str:
-        """The part that takes longest."""
-        return max(self.limits, key=lambda name: self.limits[name])
-
-    @property
-    def share(self) -> float:
-        """Speed as a share of what the slowest part allows."""
-        return self.limits[self.limit] / float(np.median(self.us))
-
-    @property
-    def goals(self) -> list[tuple[Target, float]]:
-        """Targets, each with the measured value."""
-        return [(targets.STREAM_SHARE, self.share)]
 
 
 @contextmanager
@@ -120,11 +71,17 @@ def image_files(network: Network, count: int) -> Iterator[str]:
 def measure_stream(
     network: Network, data: str, backend: str, precision: str, batch_size: int,
     source: str = MEMORY_MAPPED,
-) -> StreamResult:  # fmt: skip
+) -> dict[str, Any]:  # fmt: skip
     """Train on images that are not in GPU memory, and measure what may limit it.
 
     Image files are decoded by a process for each core but two, as if they did not fit into host
     memory.
+
+    Returns:
+        The case; ``us`` of a step, means over the epochs that count; ``limits_ms``, which bound it
+        from below: a step that repeats one batch in GPU memory, the copy of a minibatch of images
+        from pinned memory to the GPU, and the loader alone reading and decoding a minibatch;
+        ``says``, what the run states to limit it.
     """
     clock, settings = EpochClock(), dict[str, Any]()
     if source == FILES:
@@ -143,11 +100,14 @@ def measure_stream(
     on_gpu, samples = trainer.job.replica.memory.on_gpu, trainer.data.train
     numbers = int(np.prod(samples.readable_shape or trainer.data.input_shape))
     image_bytes = numbers * samples.pixels.itemsize
-    return StreamResult(
-        source, network.name, batch_size, precision, backend, clock.step_us,
-        bare_step_us(network, backend, precision, batch_size),
-        _link_us(batch_size * image_bytes) if on_gpu else 0.0, reading_us, says,
-    )  # fmt: skip
+    link_us = _link_us(batch_size * image_bytes) if on_gpu else 0.0
+    limits = {"step": bare_step_us(network, backend, precision, batch_size), "link": link_us,
+              "reading": reading_us}  # fmt: skip
+    return {
+        "network": network.name, "batch": batch_size, "precision": precision,
+        "program": f"{OURS} {backend}", "us": clock.step_us, "says": says,
+        "limits_ms": {name: each / 1e3 for name, each in limits.items()},
+    }  # fmt: skip
 
 
 def _reading_us(trainer: Trainer) -> float:
@@ -175,39 +135,3 @@ def _link_us(nbytes: int, repeats: int = 20) -> float:
         end.synchronize()
         times.append(1e3 * cupy.cuda.get_elapsed_time(begin, end) / repeats)
     return float(np.median(times))
-
-
-def stream_table(results: Sequence[StreamResult]) -> Table:
-    """Compare training on streamed images with what its slowest part allows."""
-    from benchmarks.gpu.report import verdict
-
-    rows = [
-        (
-            r.source, r.network, str(r.batch_size), r.precision, r.backend,
-            f"{np.median(r.us):.4g}", f"{1e6 * r.batch_size / np.median(r.us):,.0f}",
-            *(f"{r.limits[name]:.4g}" for name in ("step", "link", "reading")),
-            r.limit, f"{r.share:.3f}", r.says, f"≥ {targets.STREAM_SHARE.value:g}",
-            verdict(r.goals),
-        )
-        for r in results
-    ]  # fmt: skip
-    columns = (
-        "images", "network", "batch", "precision", "backend", "training µs", "samples/s",
-        "bare step µs", "link µs", "reading µs", "limit", "share", "the run says", "target", "",
-    )  # fmt: skip
-    title = (
-        f"Training on {STREAMED:,} memory-mapped images, at least ten times the GPU cache, and on "
-        f"{DECODED:,} PNG files, changed as above: µs per step, median of epochs"
-    )
-    return Table(title, columns, tuple(rows))
-
-
-def stream_headline(results: Iterable[StreamResult]) -> list[str]:
-    """Return a line with the range of shares."""
-    shares = [r.share for r in results]
-    if not shares:
-        return []
-    return [
-        f"training on streamed images reaches {min(shares):.2f} to {max(shares):.2f} of what its "
-        "slowest part allows"
-    ]

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
@@ -24,6 +23,7 @@ from numpy.typing import NDArray
 from benchmarks.coarse_check import WrongResultError
 from benchmarks.ladder.layer import Layer, Numbers, bound, error, exact, layer_of
 from benchmarks.ladder.rungs import Rung
+from benchmarks.timing import HostProgram, measure
 from dptrain.errors import UserError
 from dptrain.plan.lowering import Phase
 
@@ -132,27 +132,18 @@ def measure_rungs(
     """
     numbers = Numbers.of(layer)
     wanted, found = exact(layer, numbers, Phase.FORWARD), rungs(layer, numbers)
-    repeats = []
     for rung in found:
         rung.start()
         off, most = error(rung.result(), wanted), bound(layer, Phase.FORWARD, wanted.size)
         if off > most:
             raise WrongResultError(f"{rung.name}: {off:.1e} from float64, more than {most:.1e}")
-        repeats.append(max(1, round(block_s / max(_seconds(rung, 1), 1e-6))))
-    times = [[1e3 * _seconds(rung, count) for rung, count in zip(found, repeats, strict=True)]
-             for _ in range(rounds)]  # fmt: skip
+    programs = {rung.name: HostProgram(rung.start) for rung in found}
+    times = measure(programs, rounds=rounds, block_s=block_s)
     return [
-        {"rung": rung.name, "rounds_ms": list(own), "median_ms": float(np.median(own)),
-         "gflops": layer.flops / float(np.median(own)) / 1e6, "extra_bytes": rung.extra_bytes}
-        for rung, own in zip(found, zip(*times, strict=True), strict=True)
+        {"rung": rung.name, "rounds_ms": list(own.medians), "median_ms": own.median,
+         "gflops": layer.flops / own.median / 1e6, "extra_bytes": rung.extra_bytes}
+        for rung, own in zip(found, times.values(), strict=True)
     ]  # fmt: skip
-
-
-def _seconds(rung: Rung, repeats: int) -> float:
-    begin = time.process_time()
-    for _ in range(repeats):
-        rung.start()
-    return (time.process_time() - begin) / repeats
 
 
 @click.command()

@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 
 from benchmarks.coarse_check import WrongResultError
-from benchmarks.node.rounds import Entry, measure
-from benchmarks.node.session import Session
+from benchmarks.node.rounds import Entry
 from benchmarks.node.workers.processes import Processes, Team, load_results
+from benchmarks.report import COPIES, OURS
+from benchmarks.session import Session
+from benchmarks.tables import DDP_MODES
 
 SECTION = "ranks"
-OURS, OVER_MPI, DDP = "dptrain", "dptrain, MPI", "PyTorch DDP"
-ALONE, COPIES = "alone", "copies"
+OVER_MPI, DDP, ALONE = "dptrain, MPI", "PyTorch DDP", "alone"
 IN_STEP = "copies that meet"
 """Independent copies that wait for each other after each step, and sum nothing."""
-DDP_MODES = ("PyTorch DDP eager", "PyTorch DDP channels_last")
 LOSS_TOLERANCE = 1e-4
 """Allowed relative difference of the losses of two steps from those of a single rank."""
 
@@ -62,13 +62,11 @@ TWO_CORES = (
 
 def measure_ranks(session: Session) -> None:
     """Measure every case with 1 … all ranks."""
-    session.begin(SECTION)
-    cores = session.settings.cores
-    counts = [count for count in session.settings.counts if count <= len(cores)]
+    cores, counts = session.settings.cores, session.counts()
     names = session.networks(("model0", "cifar"))
     cases = [case for case in CASES if case.network in names]
     if not session.settings.mpis:
-        session.missing[SECTION] = "no mpirun"
+        session.report.missing[SECTION] = "no mpirun"
         return
     with Processes(cores) as processes:
         copies = processes.copies(max(counts))
@@ -80,9 +78,8 @@ def measure_ranks(session: Session) -> None:
 def measure_two_cores(session: Session) -> None:
     """Measure ranks on two cores, also more ranks than cores."""
     section = "two-cores"
-    session.begin(section)
     if not session.settings.mpis or len(session.settings.cores) < 2:
-        session.missing[section] = "no mpirun, or a single core"
+        session.report.missing[section] = "no mpirun, or a single core"
         return
     with Processes(session.settings.cores[:2]) as processes:
         copies = processes.copies(4)
@@ -108,17 +105,10 @@ def _measure_count(
         session.progress.step(f"{section}: {ranks} ranks, {case}")
         entries = _build(session, processes, team, copies, case, ranks)
         entries |= _build_ddp(session, torch, case, ranks, rendezvous)
-        found = measure(
-            entries, rounds=session.settings.rounds, block_s=session.settings.block_s,
-            limit=session.deadline,
+        session.measure(
+            section, entries, network=case.network, scaling=case.scaling, samples=case.samples,
+            ranks=ranks, mpi=mpi.name,
         )  # fmt: skip
-        for program, series in found.items():
-            session.add(
-                section, series, network=case.network, scaling=case.scaling, samples=case.samples,
-                ranks=ranks, program=program, mpi=mpi.name,
-            )  # fmt: skip
-        for entry in entries.values():
-            entry.team.drop(entry.key)
     processes.stop(team)
     processes.stop(torch)
 
@@ -158,12 +148,11 @@ def _build_ddp(
     session: Session, torch: Team, case: Case, ranks: int, rendezvous: str
 ) -> dict[str, Entry]:
     entries = {}
-    for mode in ("eager", "channels_last"):
+    for program in DDP_MODES:
         spec = {
             "network": case.network, "batch": case.batch(ranks), "threads": 1, "ranks": ranks,
-            "mode": mode, "rendezvous": rendezvous,
+            "mode": program.removeprefix(f"{DDP} "), "rendezvous": rendezvous,
         }  # fmt: skip
-        program = f"{DDP} {mode}"
         if session.build(torch, program, DDP, spec, name=program):
             group = Team(torch.workers, shares_steps=True)
             entries[program] = Entry(group, program, peer_of=DDP)

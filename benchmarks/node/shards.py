@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks.node.rounds import Entry, measure
-from benchmarks.node.session import Session
+from benchmarks.node.rounds import Entry
 from benchmarks.node.workers.processes import Processes, Team
+from benchmarks.session import Session
 
 SECTION = "shards"
 SHARDS, SAMPLES = 8, 16
@@ -19,15 +19,16 @@ WITH, WITHOUT = "with shards", "without shards"
 
 def measure_shards(session: Session) -> None:
     """Measure every arrangement that has a core for each thread."""
-    session.begin(SECTION)
     cores, mpis = session.settings.cores, session.settings.mpis
     with Processes(cores) as processes:
         for ranks, threads in ARRANGEMENTS:
             case = f"shards, {ranks} ranks × {threads} threads"
             if ranks * threads > len(cores):
-                session.missing[case] = f"needs {ranks * threads} cores; there are {len(cores)}"
+                session.report.missing[case] = (
+                    f"needs {ranks * threads} cores; there are {len(cores)}"
+                )
             elif ranks > 1 and not mpis:
-                session.missing[case] = "no mpirun"
+                session.report.missing[case] = "no mpirun"
             elif session.in_time(case):
                 _measure_arrangement(session, processes, ranks, threads)
 
@@ -51,14 +52,5 @@ def _measure_arrangement(session: Session, processes: Processes, ranks: int, thr
             ):
                 entries[program] = Entry(team, program)
         if len(entries) == 2:
-            found = measure(
-                entries, rounds=session.settings.rounds, block_s=session.settings.block_s,
-                limit=session.deadline,
-            )  # fmt: skip
-            for program, series in found.items():
-                session.add(
-                    SECTION, series, network=network, ranks=ranks, threads=threads, program=program
-                )
-        for entry in entries.values():
-            team.drop(entry.key)
+            session.measure(SECTION, entries, network=network, ranks=ranks, threads=threads)
     processes.stop(team)

@@ -7,18 +7,19 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.coarse_check import WrongResultError
-from benchmarks.node.rounds import Entry, Series, measure
-from benchmarks.node.session import Session
+from benchmarks.node.rounds import Entry
 from benchmarks.node.sum_parts import parts_of_sum
 from benchmarks.node.traffic import Traffic, compile_traffic
 from benchmarks.node.workers.processes import Processes, Team, WorkerError, load_results
 from benchmarks.node.workers.running import MissingError
+from benchmarks.report import OURS
+from benchmarks.session import Session
+from benchmarks.timing import Series, measure
 
 SECTION = "sums"
 NETWORKS = {"model0": 210_998, "cifar": 1_068_298}
 """Networks by the number of their parameters: 0.84 MB and 4.27 MB."""
-TRAFFIC, OURS, CENTRAL = "traffic.c", "dptrain", "dptrain, central"
-MPI_LIBRARIES = ("MPICH", "Open MPI")
+TRAFFIC, CENTRAL = "traffic.c", "dptrain, central"
 METHODS: dict[str, dict[str, Any]] = {
     OURS: {"transport": "auto"},
     "dptrain, MPI": {"transport": "mpi"},
@@ -32,9 +33,8 @@ MIN_PERIOD_NS = 6_000_000
 
 def measure_sums(session: Session) -> None:
     """Measure both sizes with 2 … all ranks."""
-    session.begin(SECTION)
     cores = session.settings.cores
-    counts = [count for count in session.settings.counts if 1 < count <= max(len(cores), 2)]
+    counts = [count for count in session.counts() if count > 1] or [2]
     networks = session.networks(tuple(NETWORKS))
     with Processes(cores) as processes:
         traffic: list[Traffic] = []
@@ -57,7 +57,7 @@ def _measure_count(
         try:
             teams[mpi.name] = processes.ranks(mpi, ranks)
         except (MissingError, WorkerError) as error:
-            session.missing[mpi.name] = str(error).strip().splitlines()[-1]
+            session.report.missing[mpi.name] = str(error).strip().splitlines()[-1]
     gloo = Team(processes.copies(ranks).workers, shares_steps=True)
     rendezvous = str(processes.temporary_file())
     for network in networks:
@@ -105,7 +105,7 @@ def _build(
         if session.build(
             team, name, program, {**spec, **options}, path, name=name
         ) and session.accept(partial(require_sum, case, path, ranks)):
-            session.checks[case] = 0.0
+            session.report.checks[case] = 0.0
             entries[name] = Entry(team, name, period_ns=period, steps=_num_sums(session))
     return entries
 

@@ -21,12 +21,15 @@ import math
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import click
 
 from benchmarks.outside import find_network
 from benchmarks.step import measured
+from benchmarks.timing import HostProgram
+from benchmarks.timing import measure as clock
 from dptrain.backends import load_backend
 from dptrain.backends.cuda.backend import CudaBackend
 from dptrain.backends.cuda.measured import FILE
@@ -40,6 +43,7 @@ TOLERANCE = 1.03
 
 LEAST_S = 0.004
 """Time of a measurement on the CPU; shorter kernels are repeated."""
+MOST_CALLS = 10_000
 
 REPEATS = 5
 
@@ -48,16 +52,9 @@ def times_ms(replica: Replica, kernel: Kernel) -> Sequence[float]:
     """Return the shortest time of a kernel, on the CPU of the processor."""
     if replica.memory.on_gpu:
         return [min(replica.memory.times_ms(lambda: kernel(replica.context)))]
-    begin = time.process_time()
-    kernel(replica.context)
-    rounds = max(1, int(LEAST_S / max(time.process_time() - begin, 1e-6)))
-    found = []
-    for _ in range(REPEATS):
-        begin = time.process_time()
-        for _ in range(rounds):
-            kernel(replica.context)
-        found.append(1e3 * (time.process_time() - begin) / rounds)
-    return [min(found)]
+    programs = {"kernel": HostProgram(partial(kernel, replica.context), is_short=True)}
+    found = clock(programs, rounds=REPEATS, block_s=LEAST_S, max_steps=MOST_CALLS)
+    return [min(found["kernel"].medians)]
 
 
 def best_of_each(ranked: Iterable[tuple[float, Any]]) -> list[tuple[float, Any]]:

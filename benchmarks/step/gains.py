@@ -12,17 +12,19 @@ the medians, the median of the ratios of the pairs with quartiles, and the load 
 from __future__ import annotations
 
 import importlib
-import os
 import statistics
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from unittest import mock
 
 import click
 
+from benchmarks.machine import load
 from benchmarks.outside import find_network
+from benchmarks.timing import HostProgram, Lap, Program, measure, quotient
 from dptrain.backends import load_backend
 from dptrain.backends.device_replica import DeviceReplica
 from dptrain.backends.replica import Replica
@@ -34,7 +36,7 @@ from dptrain.plan.plan import make_plan
 LEARNING_RATE = 1e-6
 
 LEAST_S = 0.05
-"""Time of a measurement on the CPU; shorter steps are repeated."""
+"""Time of a round on the CPU; shorter steps are repeated."""
 
 
 @contextmanager
@@ -71,21 +73,23 @@ def step(replica: Replica) -> None:
         replica.update(LEARNING_RATE)
 
 
-def timer(replica: Replica) -> Callable[[], float]:
-    """Return a function that returns the milliseconds of a step."""
-    if replica.memory.on_gpu:
-        return lambda: statistics.median(replica.memory.times_ms(lambda: step(replica)))
-    begin = time.process_time()
-    step(replica)
-    repeats = max(1, int(LEAST_S / max(time.process_time() - begin, 1e-6)))
+@dataclass(frozen=True)
+class GraphProgram:
+    """Steps of a replica on a GPU, in CUDA graphs (see `benchmarks.timing.Program`)."""
 
-    def measure() -> float:
-        begin = time.process_time()
-        for _ in range(repeats):
-            step(replica)
-        return 1e3 * (time.process_time() - begin) / repeats
+    replica: Replica
+    peer_of: str = ""
+    steps: int = 1
 
-    return measure
+    def run(self, steps: int) -> Lap:
+        """Return the median time of a step of several graphs."""
+        times = self.replica.memory.times_ms(lambda: step(self.replica))
+        return Lap(statistics.median(times), statistics.median(times))
+
+
+def program(replica: Replica) -> Program:
+    """Return the steps of a replica as a timed program."""
+    return GraphProgram(replica) if replica.memory.on_gpu else HostProgram(partial(step, replica))
 
 
 def gain(
@@ -93,22 +97,15 @@ def gain(
     precision: str | None, pairs: int,
 ) -> str:  # fmt: skip
     """Return a line with the times with and without an algorithm."""
-    ours = timer(make(network, backend, batch_size, precision))
+    programs = {"with": program(make(network, backend, batch_size, precision))}
     with without(backend, operation, name):
-        other = timer(make(network, backend, batch_size, precision))
-    found = []
-    for index in range(pairs):
-        if index % 2:
-            found.append((ours(), other()))
-        else:
-            found.append((other(), ours())[::-1])
-    medians = [statistics.median(times) for times in zip(*found, strict=True)]
-    ratios = sorted(there / here for here, there in found)
-    low, high = ratios[len(ratios) // 4], ratios[3 * len(ratios) // 4]
+        programs["without"] = program(make(network, backend, batch_size, precision))
+    found = measure(programs, rounds=pairs, block_s=LEAST_S)
+    factor = quotient(found["without"].medians, found["with"].medians)
     return (
-        f"{network.name}, batch {batch_size}: {medians[0]:.3f} ms, without {name} "
-        f"{medians[1]:.3f} ms, factor {statistics.median(ratios):.3f} ({low:.3f} to {high:.3f}), "
-        f"{pairs} pairs, load {os.getloadavg()[0]:.1f}"
+        f"{network.name}, batch {batch_size}: {found['with'].median:.3f} ms, without {name} "
+        f"{found['without'].median:.3f} ms, factor {factor.value:.3f} ({factor.low:.3f} to "
+        f"{factor.high:.3f}), {pairs} pairs, load {load()[0]:.1f}"
     )
 
 

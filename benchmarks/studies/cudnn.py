@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.gpu.clock import Laps, Program, take_turns
+from benchmarks.gpu.clock import Program, take_turns
 from benchmarks.gpu.ours import Step
 from benchmarks.studies.compiling import (
     BACKENDS,
@@ -31,6 +31,7 @@ from benchmarks.studies.compiling import (
 from benchmarks.studies.measuring import GPU, Context, Values, measurement
 from benchmarks.studies.networks import STUDY_A, find
 from benchmarks.studies.store import PARTIAL
+from benchmarks.timing import Series, quartiles
 from dptrain.backends.cudnn.backend import CudnnBackend
 from dptrain.backends.cudnn.engines import REPRODUCIBLE, TENSOR_CORE_NOTES, EngineFilter
 from dptrain.batch import Batch
@@ -62,10 +63,11 @@ def engines_of(setting: str) -> Iterator[None]:
         CudnnBackend.allowed = before
 
 
-def values_of(laps: Laps) -> dict[str, Any]:
+def values_of(series: Series) -> dict[str, Any]:
     """Return the times of blocks as values for JSON; blocks of the same number are neighbours."""
-    return {"median_us": laps.median, "quartiles_us": list(laps.quartiles),
-            "blocks_us": [round(float(us), 3) for us in laps.us]}  # fmt: skip
+    us = [1e3 * each for each in series.medians]
+    return {"median_us": 1e3 * series.median, "quartiles_us": list(quartiles(us)),
+            "blocks_us": [round(each, 3) for each in us]}  # fmt: skip
 
 
 def _steps(network: Network, batch: int) -> dict[str, Any]:
@@ -76,7 +78,7 @@ def _steps(network: Network, batch: int) -> dict[str, Any]:
             steps[setting] = Step(network, "cudnn", PRECISION, batch)
     programs = {name: step.program for name, step in steps.items()}
     programs |= _torch_programs(network, batch)
-    found: dict[str, Any] = {name: values_of(laps) for name, laps in take_turns(programs).items()}
+    found: dict[str, Any] = {name: values_of(each) for name, each in take_turns(programs).items()}
     engines = {name: dict(steps[name].replica.notes) for name in SETTINGS}
     return {"network": network.name, "batch": batch, "engines": engines, **found}
 

@@ -11,14 +11,14 @@ import dptrain
 from benchmarks.batch import random_batch
 from benchmarks.machine import versions
 from benchmarks.studies.measuring import CPU, Context, Values, measurement
-from benchmarks.timing import ratio, take_turns
+from benchmarks.timing import HostProgram, measure, quotient
 from dptrain.errors import UserError
 from dptrain.network import Conv2d, Dense, Flatten, MaxPool2d, Network, ReLU, get_network
 
 CASES = (("model0", 32), ("model0", 256), ("mlp-800-400", 1000), ("solar-linear", 128))
 """Networks and batch sizes. `solar-linear` is the solar network without dropout, whose masks differ
 between programs, and without its last ReLU."""
-RATE = 1e-6
+RATE, BLOCK_S = 1e-6, 0.02
 TOLERANCE = 1e-3
 """Largest relative difference of the losses of the first steps."""
 
@@ -88,11 +88,12 @@ def _compare(name: str, batch: int, steps: int) -> Values:
     first = ours(), theirs()
     if abs(first[1] / first[0] - 1) > TOLERANCE * (1 if network.loss.targets == "classes" else 10):
         raise UserError(f"{name}: losses are {first[0]:.6f} and {first[1]:.6f} in Keras")
-    found = take_turns({"dptrain": ours, "Keras": theirs}, steps)
-    gain = ratio(found["Keras"], found["dptrain"])
+    programs = {"dptrain": HostProgram(ours), "Keras": HostProgram(theirs)}
+    found = measure(programs, rounds=steps, block_s=BLOCK_S)
+    gain = quotient(found["Keras"].medians, found["dptrain"].medians)
     return {
         "network": name, "batch": batch, "losses": list(first),
-        "dptrain_ms": found["dptrain"].median_ms, "keras_ms": found["Keras"].median_ms,
+        "dptrain_ms": found["dptrain"].median, "keras_ms": found["Keras"].median,
         "ratio": gain.value, "ratio_low": gain.low, "ratio_high": gain.high,
     }  # fmt: skip
 

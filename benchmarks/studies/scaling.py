@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 
 from benchmarks.node.mpi import Mpi, find_mpis
-from benchmarks.node.rounds import Entry, measure
+from benchmarks.node.rounds import Entry
 from benchmarks.node.workers.processes import Processes, Team, load_results
 from benchmarks.studies.measuring import CPU, Context, Values, measurement
 from benchmarks.studies.networks import LOG, STUDY_A, network_name
 from benchmarks.studies.store import PARTIAL
+from benchmarks.timing import measure
 from dptrain.errors import UserError
 
 PROGRAM = "dptrain engine"

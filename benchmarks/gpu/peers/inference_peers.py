@@ -12,8 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from benchmarks.gpu.clock import Program, Start, torch_timer
-from benchmarks.gpu.inference import BuildInference, Inference, precisions_up_to
+from benchmarks.gpu.clock import Build, Built, Program, Start, torch_timer
 from benchmarks.gpu.peers.theirs import GPUMode, capture, modes_for, set_arithmetic
 from benchmarks.programs.torch_programs import Mode
 from dptrain.network import Network
@@ -25,14 +24,12 @@ RUNTIME_PROVIDERS = {"TensorRT": "TensorrtExecutionProvider", "ONNX Runtime":
 
 def peer_builds(
     network: Network, x: NDArray[Any], precision: str, *, compiled: bool
-) -> dict[str, BuildInference]:
-    """Return the functions that build the programs that are at least as precise, by name."""
-    builds: dict[str, BuildInference] = {}
-    for each in precisions_up_to(precision):
-        for mode in modes_for(network, each, compiled=compiled and each == precision):
-            # Of higher precisions, which are rarely faster, only graphs without compilation.
-            if mode.graph or each == precision:
-                builds[mode.name] = partial(torch_inference, network, x, mode)
+) -> dict[str, Build]:
+    """Return the functions that build the programs of a precision, by name."""
+    builds: dict[str, Build] = {}
+    for mode in modes_for(network, precision, compiled=compiled):
+        name = f"{precision} PyTorch {mode.name.partition(' ')[2]}"
+        builds[name] = partial(torch_inference, network, x, mode)
     for library, provider in RUNTIME_PROVIDERS.items():
         if precision != "bf16" and has_provider(provider):
             name = f"{precision} {library}"
@@ -40,7 +37,7 @@ def peer_builds(
     return builds
 
 
-def torch_inference(network: Network, x: NDArray[Any], mode: GPUMode) -> Inference:
+def torch_inference(network: Network, x: NDArray[Any], mode: GPUMode) -> Built:
     """Return PyTorch's pass. With bf16, weights and inputs are stored as bfloat16."""
     torch.backends.cudnn.benchmark = True
     set_arithmetic(mode.precision)
@@ -68,7 +65,7 @@ def torch_inference(network: Network, x: NDArray[Any], mode: GPUMode) -> Inferen
         values: NDArray[Any] = found[0].double().cpu().numpy().reshape(len(x), -1)
         return values
 
-    return Inference(Program(start, timer), torch.cuda.synchronize, output)
+    return Built(Program(start, timer), wait=torch.cuda.synchronize, output=output)
 
 
 def has_provider(provider: str) -> bool:
@@ -80,9 +77,7 @@ def has_provider(provider: str) -> bool:
     return provider in onnxruntime.get_available_providers()
 
 
-def runtime_inference(
-    network: Network, x: NDArray[Any], precision: str, provider: str
-) -> Inference:
+def runtime_inference(network: Network, x: NDArray[Any], precision: str, provider: str) -> Built:
     """Return ONNX Runtime's pass as a CUDA graph, on a batch in GPU memory."""
     import onnxruntime
 
@@ -120,7 +115,7 @@ def runtime_inference(
         values: NDArray[Any] = output_value.numpy().reshape(len(x), -1)
         return values
 
-    return Inference(Program(start, _timer_of(stream)), stream.synchronize, output)
+    return Built(Program(start, _timer_of(stream)), wait=stream.synchronize, output=output)
 
 
 def _timer_of(stream: Any) -> Callable[[Start, int], float]:

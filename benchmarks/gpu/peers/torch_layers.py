@@ -12,10 +12,12 @@ from torch import Tensor
 
 from benchmarks.gpu.clock import Program, take_turns, torch_timer
 from benchmarks.gpu.peers.theirs import capture, set_arithmetic
-from benchmarks.gpu.stages import BLOCKS, TIMES
 from dptrain.network import Conv2d, MaxPool2d, Network, Node
 
 aten = torch.ops.aten
+
+TIMES, BLOCKS = 20, 5
+"""Repetitions of a layer for each launch, and blocks of launches."""
 
 
 class _Layer:
@@ -115,4 +117,4 @@ def laps_us(run: Callable[[], object], times: int = TIMES) -> list[float]:
             run()
 
     program = Program(capture(repeated), torch_timer)
-    return [us / times for us in take_turns({"run": program}, BLOCKS)["run"].us]
+    return [1e3 * ms / times for ms in take_turns({"run": program}, BLOCKS)["run"].medians]

@@ -25,6 +25,8 @@ CONNECT_S, REPLY_S, STOP_S = 90.0, 300.0, 10.0
 """Limits for the start of processes, for a reply, and for their end."""
 START_NS = 15_000_000
 """From a request to the common start of the processes: sending it takes less."""
+HUGE_PAGES = {"THP_MEM_ALLOC_ENABLE": "1"}
+"""Makes PyTorch allocate huge pages, as NumPy does for dptrain's arena."""
 SINGLE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
@@ -135,7 +137,7 @@ class Team:
         }  # fmt: skip
         for worker in self.workers:
             worker.send(request)
-        return [Timed(reply["begins"], reply["ends"]) for reply in self._replies()]
+        return [Timed(r["begins"], r["ends"], r["cpus"]) for r in self._replies()]
 
     def details(self, key: str) -> list[dict[str, Any]]:
         """Return the further measurements of the program in each process."""
@@ -167,10 +169,11 @@ class Processes:
 
     Args:
         cores: numbers of the cores that may be used.
+        variables: environment variables of the processes.
     """
 
-    def __init__(self, cores: Sequence[int]) -> None:
-        self.cores = tuple(cores)
+    def __init__(self, cores: Sequence[int], **variables: str) -> None:
+        self.cores, self._variables = tuple(cores), variables
         self._temporary = tempfile.TemporaryDirectory()
         self.folder = Path(self._temporary.name)
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -222,7 +225,9 @@ class Processes:
         ]  # fmt: skip
         path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
         environment = {
+            **HUGE_PAGES,
             **os.environ,
+            **self._variables,
             "JAX_PLATFORMS": "cpu",
             "CUDA_VISIBLE_DEVICES": "",
             "PYTHONPATH": path,

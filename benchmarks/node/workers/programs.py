@@ -53,7 +53,8 @@ def _torch_threads(spec: Spec) -> Any:
     from benchmarks.machine import keep_freed_memory
 
     torch.set_num_threads(spec["threads"])
-    keep_freed_memory()
+    if spec.get("keeps_memory", True):
+        keep_freed_memory()
     return torch
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import resource
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from numpy.typing import NDArray
@@ -27,15 +29,12 @@ class Timed:
     Attributes:
         begins, ends: readings of the monotonic clock in ns, which all processes share, before and
             after each step.
+        cpus: CPU time of the process in each step in ns, over all its threads.
     """
 
     begins: list[int]
     ends: list[int]
-
-    @property
-    def steps_ns(self) -> list[int]:
-        """Duration of each step."""
-        return [end - begin for begin, end in zip(self.begins, self.ends, strict=True)]
+    cpus: list[int]
 
 
 @dataclass(frozen=True)
@@ -72,7 +71,7 @@ def run_steps(runner: Runner, steps: int, warm_up: int, at: int, period_ns: int)
             at `at` + i · `period_ns`, so that processes start the step together.
     """
     clock = time.monotonic_ns
-    begins, ends = list[int](), list[int]()
+    begins, ends, cpus = list[int](), list[int](), list[int]()
     wait_until(at)
     for number in range(warm_up + steps):
         if period_ns:
@@ -80,10 +79,12 @@ def run_steps(runner: Runner, steps: int, warm_up: int, at: int, period_ns: int)
         # What it writes is still in the core's caches when the step begins, as in training.
         if runner.prepare is not None:
             runner.prepare()
+        cpu = time.process_time_ns()
         begins.append(clock())
         runner.step()
         ends.append(clock())
-    return Timed(begins[warm_up:], ends[warm_up:])
+        cpus.append(time.process_time_ns() - cpu)
+    return Timed(begins[warm_up:], ends[warm_up:], cpus[warm_up:])
 
 
 def wait_until(at: int) -> None:
@@ -94,3 +95,16 @@ def wait_until(at: int) -> None:
         time.sleep(left / 1e9)
     while clock() < at:
         pass
+
+
+def peak_memory() -> int:
+    """Return the largest resident set of this process so far, in bytes.
+
+    Not getrusage on Linux: its figure survives exec, and so starts at the size of the parent.
+    """
+    try:
+        status = Path("/proc/self/status").read_text()
+        return 1024 * int(status.partition("VmHWM:")[2].split()[0])
+    except (OSError, IndexError):
+        # macOS reports bytes.
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

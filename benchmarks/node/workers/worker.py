@@ -93,11 +93,14 @@ class Server:
         timed = run_steps(
             runner, request["steps"], request["warm_up"], request["at"], request["period_ns"]
         )
-        return {"begins": timed.begins, "ends": timed.ends}
+        return {"begins": timed.begins, "ends": timed.ends, "cpus": timed.cpus}
 
     def _details(self, request: dict[str, Any]) -> dict[str, Any]:
+        from benchmarks.node.workers.running import peak_memory
+
         details = self._runners[request["key"]].details
-        return {"details": details() if details is not None else {}}
+        found = {} if details is None else details()
+        return {"details": {"memory_bytes": peak_memory(), **found}}
 
     def _drop(self, request: dict[str, Any]) -> dict[str, Any]:
         runner = self._runners.pop(request["key"], None)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import json
 import subprocess
 import sys
 import weakref
@@ -21,48 +20,25 @@ from numpy.typing import NDArray
 
 import dptrain
 from benchmarks.batch import random_batch
-from benchmarks.check import expect, judge
-from benchmarks.gpu import ranks, suite, targets
-from benchmarks.gpu.__main__ import main, settings_from
+from benchmarks.check import Check, expect, judge
+from benchmarks.gpu import ranks, sections
+from benchmarks.gpu.__main__ import conditions, main, make_settings, sections_of
+from benchmarks.gpu.cases import Exact, GpuRun, measure_case, require_similar
 from benchmarks.gpu.check import OPERAND, check_step, update_error
-from benchmarks.gpu.clock import MAX_STEPS, MIN_STEPS, Laps, Program, host_timer, ratio, take_turns
-from benchmarks.gpu.limits import Limits
+from benchmarks.gpu.clock import host_timer
 from benchmarks.gpu.machine import Machine
 from benchmarks.gpu.ours import Step
 from benchmarks.gpu.peers import theirs, torch_layers
 from benchmarks.gpu.peers.inference_peers import torch_inference
 from benchmarks.gpu.peers.theirs import GPUMode, TorchProgram, modes_for
-from benchmarks.gpu.ranks import RankResult, measure_ranks, weak_efficiency
-from benchmarks.gpu.report import (
-    Results,
-    as_json,
-    as_markdown,
-    headline,
-    layer_table,
-    verdict,
-    write,
-)
-from benchmarks.gpu.stages import (
-    LayerRow,
-    StageResult,
-    is_wide,
-    layer_rows,
-    measure_stages,
-    study_runs,
-    unfused,
-)
-from benchmarks.gpu.training import Case, best_mode, measure_case
 from benchmarks.programs.own_programs import initial
 from benchmarks.programs.torch_network import LOSSES, parameter_names, torch_network
 from benchmarks.progress import Progress
-from benchmarks.tables import new_files
-from dptrain.backends import load_backend
-from dptrain.backends.cuda.backend import CudaBackend
-from dptrain.backends.cudnn.backend import CudnnBackend
+from benchmarks.report import Report, Rows, comparisons
+from benchmarks.session import Cases, Session, Settings, run_sections
+from benchmarks.tables import new_files, write
 from dptrain.errors import UserError
-from dptrain.files import parse_json
-from dptrain.network import Conv2d, Dense, Dropout, Flatten, MaxPool2d, Network, ReLU, Sigmoid
-from dptrain.plan.plan import make_plan
+from dptrain.network import Conv2d, Dense, Dropout, Flatten, MaxPool2d, Network, ReLU
 
 pytestmark = pytest.mark.more
 
@@ -71,51 +47,7 @@ NETWORK = Network((2, 9, 8), [Conv2d(4, 3, weight_decay=0.1), ReLU(), MaxPool2d(
 N = 3
 
 
-def laps(*us: float) -> Laps:
-    return Laps(np.array(us), 10)
-
-
-# Clocks and turns.
-
-
-def test_programs_take_turns_in_blocks_of_their_own_size() -> None:
-    calls: list[tuple[str, int]] = []
-
-    def program(name: str, us: float) -> Program:
-        def timer(start: Any, steps: int) -> float:
-            calls.append((name, steps))
-            return us * steps
-
-        return Program(lambda: None, timer)
-
-    found = take_turns({"slow": program("slow", 1e4), "fast": program("fast", 1.0)}, blocks=4)
-    assert calls[4:] == [("slow", MIN_STEPS), ("fast", MAX_STEPS)] * 4
-    assert found["slow"].median == pytest.approx(1e4)
-    assert (found["fast"].steps, len(found["fast"].us)) == (MAX_STEPS, 4)
-
-
-def test_the_host_timer_counts_every_step() -> None:
-    calls: list[int] = []
-    assert host_timer(lambda: calls.append(1), 7) > 0
-    assert len(calls) == 7
-
-
-def test_ratio_and_its_quartiles_are_over_blocks() -> None:
-    found = ratio(laps(30, 60, 90), laps(10, 10, 60))
-    assert (found.low, found.value, found.high) == pytest.approx((2.25, 3.0, 4.5))
-
-
-# What counts.
-
-
-@pytest.mark.parametrize(
-    ("precision", "mode"), [("fp32", "fp32 graph"), ("tf32", "tf32 graph"), ("bf16", "tf32 graph")]
-)
-def test_pytorch_may_be_more_precise_but_not_less(precision: str, mode: str) -> None:
-    times = {"fp32 graph": laps(9), "tf32 eager": laps(8), "tf32 graph": laps(2),
-             "bf16 graph": laps(3)}  # fmt: skip
-    assert best_mode(times, precision) == mode
-    assert best_mode({"bf16 graph": laps(3)}, "tf32") is None
+# PyTorch's modes.
 
 
 def test_modes_are_named_after_their_precision_and_differ() -> None:
@@ -126,42 +58,6 @@ def test_modes_are_named_after_their_precision_and_differ() -> None:
         assert not any(mode.compiled for mode in modes_for(NETWORK, precision, compiled=False))
     assert not any(m.channels_last for m in modes_for(Network((6,), [Dense(3)]), "tf32",
                                                       compiled=True))  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("us", "words"),
-    [(40.0, "reached"), (44.0, "0.99 of target"), (90.0, "0.49 of target")],
-)
-def test_a_small_batch_must_reach_both_its_time_and_its_ratio(us: float, words: str) -> None:
-    # At most 45 µs, and 3 times as fast: of 132 µs, 44.1 would do; at 44 the ratio is just reached.
-    theirs_us = 132.0 if us != 44.0 else 131.0
-    case = Case("model0", 32, {("cuda", "tf32"): laps(us)}, {"tf32 graph": laps(theirs_us)})
-    assert verdict(case.comparisons()[0].goals) == words
-
-
-@pytest.mark.parametrize(
-    ("network", "precision", "least"),
-    [("cifar", "bf16", 2.0), ("cifar", "fp32", 2.5), ("vgg", "tf32", 2.5), ("vgg", "fp32", 1.7),
-     ("perceptron", "bf16", 1.3), ("odd", "fp32", None)],
-)  # fmt: skip
-def test_targets_depend_on_network_and_precision(
-    network: str, precision: str, least: float | None
-) -> None:
-    target = targets.faster(network, 512, precision)
-    assert (None if target is None else target.value) == least
-
-
-def test_without_pytorch_there_is_no_ratio() -> None:
-    (found,) = Case("model0", 256, {("cuda", "tf32"): laps(80)}, {}).comparisons()
-    assert found.ratio is None
-    assert verdict(found.goals) == ""
-
-
-def test_the_roofline_is_the_slower_of_arithmetic_and_memory() -> None:
-    limits = Limits(copy=1e12, gemm={"tf32": 1e14})
-    assert limits.seconds(10**9, 10**3, "tf32") == pytest.approx(1e-5)
-    assert limits.seconds(10**3, 10**9, "tf32") == pytest.approx(1e-3)
-    assert limits.seconds(10**9, 10**3, "bf16") == pytest.approx(1e-9)
 
 
 # Right before fast.
@@ -300,83 +196,13 @@ def test_a_captured_program_keeps_the_tensors_that_it_reads(
 
 
 @pytest.mark.usefixtures("host_for_gpu")
-def test_pytorchs_layers_are_those_of_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pytorchs_layers_are_convolutions_and_poolings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch_layers, "_number", lambda *shape, **options: torch.randn(shape))
     monkeypatch.setattr(torch_layers, "TIMES", 1)
     network = dptrain.get_network("model-small")
     found = torch_layers.torch_layer_times(network, 2, "fp32")
-    alone, _ = study_runs(network)
-    assert set(found) == {(layer, way) for layer in alone for way in ("forward", "backward")}
-
-
-# Stages and layers.
-
-
-def test_layers_are_stages_of_the_unfused_network() -> None:
-    network = dptrain.get_network("model-small")
-    alone, runs = study_runs(network)
-    assert alone == ["conv1", "pool1", "conv2", "pool2"]
-    assert runs == ["conv1+relu1+pool1", "conv2+relu2+pool2"]
-    found = measure_stages(unfused(network), "numba", "fp32", 2, times=1)
-    rows = layer_rows(found, {("pool1", "forward"): 7.0}, alone)
-    assert [(row.layers, row.direction) for row in rows] == [
-        (layer, direction) for layer in alone for direction in ("forward", "backward")
-    ]
-    assert rows[2].us["PyTorch"] == 7.0
-
-
-def stage(
-    backend: str, group: str, phase: str, us: float, operation: str | None = None
-) -> StageResult:
-    operation = operation or backend
-    return StageResult("net", 2, backend, "tf32", group, phase, 10, 10, us, False, operation)
-
-
-def test_times_of_a_run_add_up_however_a_backend_groups_it() -> None:
-    stages = [
-        stage("cuda", "conv1+relu1+pool1", "forward", 4.0),
-        stage("cudnn", "conv1+relu1", "forward", 3.0),
-        stage("cudnn", "pool1", "forward", 2.0),
-        stage("cuda", "conv1+relu1+pool1", "backward_weight", 6.0),
-        stage("cuda", "conv1+relu1+pool1", "backward_input", 1.0),
-        stage("cuda", "dense1", "forward", 9.0),
-    ]
-    forward, backward = layer_rows(stages, {}, ["conv1+relu1+pool1"])
-    assert forward.us == {"cuda": 4.0, "cudnn": 5.0}
-    assert forward.ratio == pytest.approx(0.8)
-    assert backward.us == {"cuda": 7.0}
-    assert backward.ratio is None
-    assert not forward.shared
-
-
-def test_layers_that_the_same_kernels_compute_are_not_compared() -> None:
-    stages = [
-        stage("cuda", "pool1", "forward", 2.02, "Pooling"),
-        stage("cudnn", "pool1", "forward", 2.0, "Pooling"),
-        stage("cuda", "conv1", "forward", 2.0, "Convolution"),
-        stage("cudnn", "conv1", "forward", 4.0, "Graphs"),
-    ]
-    results = Results({}, layers=layer_rows(stages, {}, ["conv1", "pool1"]))
-    assert [row.shared for row in results.layers] == [False, True]
-    assert "1 of 1 layers are as fast by cuda as by cuDNN, 1 more are computed by" in headline(
-        results
-    )
-    assert [row[-1] for row in layer_table(results.layers).rows] == ["reached", "the same kernels"]
-
-
-def test_rows_carry_the_names_of_study_a() -> None:
-    rows = [LayerRow("n", 1, "fp32", layers, "backward", {}, {}) for layers in
-            ("conv1", "pool3", "conv1+relu1")]  # fmt: skip
-    names = [row.study_name for row in rows]
-    assert names == ["convolution 0 backward", "pooling 2 backward", ""]
-
-
-def test_all_layers_of_the_study_differ_between_the_backends_of_a_gpu() -> None:
-    ours, theirs = CudaBackend(), CudnnBackend()
-    plan = make_plan(unfused(dptrain.get_network("model2")), ours, 32, precision="tf32")
-    for group in plan.groups:
-        same = ours.operation(group, plan.setting) is theirs.operation(group, plan.setting)
-        assert same != isinstance(group.head.layer, Conv2d | MaxPool2d | Sigmoid)
+    layers = ("conv1", "pool1", "conv2", "pool2")
+    assert set(found) == {(layer, way) for layer in layers for way in ("forward", "backward")}
 
 
 # Ranks.
@@ -393,23 +219,22 @@ def test_launches_are_gathered_and_what_fails_is_named(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(ranks, "train", train)
     monkeypatch.setattr(ranks, "launch_torch", launch_torch)
-    monkeypatch.setattr(ranks, "launch_steps", lambda results, *_: [40.0 for _ in results])
-    (model0, cifar), failed = measure_ranks(
-        [("model0", 32), ("cifar", 32)], 2, "tf32", launches=3, with_torch=True, progress=Progress()
+    monkeypatch.setattr(ranks, "launch_steps", lambda cases, *_: [40.0 for _ in cases])
+    session = Session(Settings(("ranks",)), Progress())
+    ranks.measure_ranks(
+        session, [("model0", 32), ("cifar", 32)], 2, "tf32", launches=3, with_torch=True
     )
-    assert model0.us["dptrain"] == [40.0] * 3
-    assert model0.us["dptrain train"] == pytest.approx([50.0] * 3)
-    assert model0.weak == [0.9] * 3
-    assert model0.times_faster == pytest.approx(150.0 / 40.0)
-    assert cifar.median("dptrain train") is None
-    assert failed == {"cifar, 32 samples on each of 2 GPUs": "RuntimeError: no memory"}
-
-
-def test_weak_efficiency_is_one_over_many() -> None:
-    one = RankResult("model0", 1, 32, {"dptrain": [40.0, 50.0, 45.0]}, [])
-    many = RankResult("model0", 4, 32, {"dptrain": [60.0]}, [])
-    assert weak_efficiency(one, many, "dptrain") == pytest.approx(0.75)
-    assert weak_efficiency(one, many, "PyTorch DDP") is None
+    rows = Rows(session.report.rows["ranks"])
+    medians = {row["program"]: row["medians_ms"] for row in rows.where(network="model0")}
+    assert medians == {
+        "dptrain": [0.04] * 3, "PyTorch graph": [0.15] * 3, "PyTorch DDP": [2.0] * 3,
+        "dptrain train": [0.05] * 3,
+    }  # fmt: skip
+    assert [row.get("weak") for row in rows.where(network="model0")] == [None, None, None, 0.9]
+    assert rows.one(network="cifar", program="dptrain train") is None
+    case = "cifar, 32 samples on each of 2 GPUs"
+    assert session.report.missing == {case: "RuntimeError: no memory"}
+    assert session.report.failed == [case]
 
 
 def test_ranks_have_a_gpu_each() -> None:
@@ -418,12 +243,12 @@ def test_ranks_have_a_gpu_each() -> None:
 
 
 def test_the_command_trains_with_the_samples_of_all_gpus(tmp_path: Path) -> None:
-    words = ranks.command("model0", 4, 32, "tf32", tmp_path)
+    words = ranks.command("model0", 32, 4, "tf32", tmp_path)
     assert words[words.index("-n") + 1] == "4"
     assert words[words.index("--batch-size") + 1] == "128"
     # Epochs of many steps, or of some where steps are long.
     assert words[words.index("--data") + 1] == "synthetic?samples=16384"
-    words = ranks.command("model0", 4, 1024, "tf32", tmp_path)
+    words = ranks.command("model0", 1024, 4, "tf32", tmp_path)
     assert words[words.index("--data") + 1] == "synthetic?samples=32768"
 
 
@@ -437,49 +262,51 @@ def test_ranks_inherit_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 MACHINE = Machine(("numba",), 0, "cpu", ("backend cudnn: no library",))
-SETTINGS = suite.Settings(
-    networks=("model-small",), batches=(2,), precisions=("fp32",), stage_batches=(2,), blocks=2,
-    compiled=(), rank_networks=(), shapes=suite.Cases(("lenet5",), (2,), ("fp32",), ()),
-    residual=suite.Cases((), (), (), ()),
-    fp32=suite.Cases(("model-small",), (2,), ("fp32",), ()), data=suite.Cases((), (), (), ()),
-    inference=suite.Cases(("model-small",), (2,), ("fp32",), ()),
-)  # fmt: skip
+SETTINGS = Settings(("training", "fp32", "precision", "inference"), rounds=2)
+SMALL = Cases(("model-small",), (2,))
 
 
 @pytest.fixture
-def limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(suite, "STUDY", ("model-small",))
-    monkeypatch.setattr(Machine, "limits", lambda self, precisions: Limits(1e10, {"fp32": 1e11}))
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sections, "CASES", dict.fromkeys(sections.CASES, SMALL))
 
 
-@pytest.mark.usefixtures("limits")
+def run(settings: Settings, machine: Machine = MACHINE, folder: Path | None = None) -> Report:
+    paths = None if folder is None else new_files(folder, "gpu", "2026-01-02")
+
+    def save(report: Report) -> None:
+        if paths is not None:
+            write(report, paths)
+
+    session = Session(settings, Progress(), Report(conditions(machine, settings)), save)
+    return run_sections(session, sections_of(machine, settings.sections))
+
+
+@pytest.mark.usefixtures("small")
 def test_a_whole_run_without_a_gpu(tmp_path: Path) -> None:
-    saved: list[int] = []
-    results = suite.run(
-        SETTINGS, MACHINE, Progress(), lambda results: saved.append(len(results.stages))
-    )
-    assert results.right
-    assert results.complete
-    assert {error.layer for error in results.errors} == {"conv1", "conv2", "dense1", "dense2"}
-    assert all(0.0 < error.ours["numba"] < 1e-5 for error in results.errors)
-    # After each training and inference case, each case of images, the stages of each network and
-    # each table of layers.
-    assert [count > 0 for count in saved] == [False] * 5 + [True, True]
-    paths = new_files(tmp_path, "gpu", "2026-01-02T03:04")
-    write(results, *paths)
-    read = parse_json(paths[0].read_text())
-    assert read["training"][0]["dptrain_us"] > 0
-    (case,) = read["stages"]
-    assert case["network"] == "model-small"
-    assert {len(row) for row in case["rows"]} == {len(read["stage_columns"])}
-    text = paths[1].read_text()
-    for part in ("missing: backend cudnn: no library", "### Training step", "### Layer by layer",
-                 "### Stages of model-small", "7 of 7 results agree"):  # fmt: skip
+    report = run(SETTINGS, folder=tmp_path)
+    assert not report.wrong
+    assert not report.failed
+    assert {row["layer"] for row in report.rows["precision"]} == {
+        "conv1", "conv2", "dense1", "dense2",
+    }  # fmt: skip
+    assert all(0.0 < row["error"] < 1e-5 for row in report.rows["precision"])
+    read = Report.read(tmp_path / "gpu-2026-01-02.json")
+    (row,) = read.rows["training"]
+    assert row["program"] == "dptrain numba"
+    assert min(row["median_ms"], row["memory_bytes"]) > 0
+    (row,) = read.rows["inference"]
+    assert len(row["latencies_us"]) == 3
+    # A step and an update of training, twice, and outputs of inference.
+    assert all(share <= 1.0 for share in read.checks.values())
+    text = (tmp_path / "gpu-2026-01-02.md").read_text()
+    for part in ("missing: backend cudnn: no library", "### Training step (training)",
+                 "### Errors of fp32", "### Inference pass", "results were checked"):  # fmt: skip
         assert part in text
 
 
-@pytest.mark.usefixtures("limits")
-def test_nothing_is_timed_behind_a_wrong_result(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("small")
+def test_a_wrong_result_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     results_of = Step.results
 
     def spoiled(step: Step) -> dict[str, NDArray[Any]]:
@@ -487,66 +314,86 @@ def test_nothing_is_timed_behind_a_wrong_result(monkeypatch: pytest.MonkeyPatch)
         return {**found, "conv1.weight": 1.01 * found["conv1.weight"]}
 
     monkeypatch.setattr(Step, "results", spoiled)
-    results = suite.run(SETTINGS, MACHINE, Progress(), lambda results: None)
-    assert results.wrong[0].check.quantity == "conv1.weight"
-    assert not results.cases
+    report = run(replace(SETTINGS, sections=("training",)))
+    assert "the relative error of conv1.weight is" in report.wrong[0]
+    assert not report.rows
 
 
 def test_a_program_that_fails_is_reported_and_the_others_are_timed() -> None:
     def broken() -> Any:
         raise RuntimeError("no memory\nand more")
 
-    found = measure_case(NETWORK, N, [("numba", "fp32"), ("numba", "fp8")],
-                         {"tf32 graph": broken}, blocks=2)  # fmt: skip
-    assert set(found.ours) == {("numba", "fp32")}
-    assert found.failed["PyTorch tf32 graph"] == "RuntimeError: no memory"
-    assert "fp8" in found.failed["numba fp8"]
-    results = Results({"date": "2026-01-02"}, cases=[found])
-    assert not results.complete
-    assert "some programs of dptrain did not run" in headline(results)
-    row = "| small, batch 3, PyTorch tf32 graph | RuntimeError: no memory |"
-    assert row in as_markdown(results)
-    assert "small, batch 3, numba fp8" in as_json(results)["failed"]
+    session = Session(Settings(("training",), rounds=2), Progress())
+    gpu = GpuRun(session, MACHINE, None)
+    builds = gpu.training_builds(NETWORK, N, ("fp32", "fp8"), compiled=False)
+    measure_case(session, "training", NETWORK, N, {**builds, "tf32 PyTorch graph": broken})
+    report = session.report
+    assert [row["precision"] for row in report.rows["training"]] == ["fp32"]
+    case = "training: small, batch 3, tf32 PyTorch graph"
+    assert report.missing[case] == "RuntimeError: no memory"
+    assert report.failed == ["training: small, batch 3, fp8 dptrain numba"]
 
 
-def test_results_of_several_gpus_stand_beside_those_of_one() -> None:
-    theirs = {"PyTorch graph": [224.0], "PyTorch DDP": [2103.0]}
-    results = Results({"date": "2026-01-02"}, ranks=[
-        RankResult("model0", 1, 32, {"dptrain": [40.0]}, []),
-        RankResult("model0", 2, 32, {"dptrain": [50.0, 60.0, 50.0]}, [0.7]),
-        RankResult("model0", 8, 32, {"dptrain": [70.0], **theirs}, []),
-    ])  # fmt: skip
-    text = as_markdown(results)
-    assert "| model0 | 32 | 2 | 50 (50–60) |  |  |  |  |  |" in text
-    assert "| model0 | 32 | 2 | 0.800 |  |  |  | 0.700 | ≥ 0.8 | reached |" in text
-    assert "| 3.20 | ≤ 75 µs, ≥ 3× | reached |" in text
+def test_own_kernels_are_checked_and_timed() -> None:
+    """The emulator runs them."""
+    session = Session(Settings(("training",), rounds=1), Progress())
+    gpu = GpuRun(session, Machine(("cuda",), 0, "cpu", ()), Exact("cpu", Progress()))
+    for section, builds in (
+        ("training", gpu.training_builds(NETWORK, N, ("tf32",), compiled=False)),
+        ("inference", gpu.inference_builds(NETWORK, N, ("tf32",), compiled=False)),
+    ):
+        measure_case(session, section, NETWORK, N, builds)
+    report = session.report
+    assert not report.missing
+    assert not report.wrong
+    assert [row["program"] for rows in report.rows.values() for row in rows] == ["dptrain cuda"] * 2
+    assert len(report.rows["inference"][0]["latencies_us"]) == 3
+    # Gradients of a step, its update, and outputs of inference.
+    assert len(report.checks) == 3
 
 
-@pytest.mark.usefixtures("limits")
-def test_ranks_alone_begin_without_a_check() -> None:
-    settings = replace(SETTINGS, sections=("ranks",))
-    results = suite.run(settings, MACHINE, Progress(), lambda results: None)
-    assert not results.checks
+@pytest.mark.usefixtures("host_for_gpu")
+def test_dptrain_is_compared_with_the_fastest_of_pytorchs_modes() -> None:
+    session = Session(Settings(("training",), rounds=2), Progress())
+    machine = Machine(("numba",), 0, "cuda", ())
+    gpu = GpuRun(session, machine, Exact("cpu", Progress()))
+    builds = gpu.training_builds(NETWORK, N, ("fp32",), compiled=False)
+    measure_case(session, "training", NETWORK, N, builds)
+    report = session.report
+    assert not report.missing
+    rows = Rows(report.rows["training"])
+    assert [(row["precision"], row["program"]) for row in rows] == [
+        ("fp32", "dptrain numba"), ("fp32", "PyTorch eager"), ("fp32", "PyTorch graph"),
+        ("fp32", "PyTorch graph + channels_last"),
+    ]  # fmt: skip
+    (found,) = comparisons(rows)
+    assert found.best is not None
+    assert found.best["median_ms"] == min(row["median_ms"] for row in list(rows)[1:])
+
+
+def test_modes_of_a_peer_that_compute_something_else_are_excluded() -> None:
+    require_similar(Check("small", 2, "loss", 7.9e-3, 1e-3))
+    for error in (8.1e-3, float("nan")):
+        with pytest.raises(ArithmeticError, match="the relative error of loss"):
+            require_similar(Check("small", 2, "loss", error, 1e-3))
 
 
 WITHOUT_TORCH = """
 import sys
 sys.modules["torch"] = None
-from benchmarks.gpu import __main__, report, suite
-from benchmarks.gpu.limits import Limits
+from benchmarks.gpu import sections
+from benchmarks.gpu.__main__ import conditions, sections_of
 from benchmarks.gpu.machine import Machine
 from benchmarks.progress import Progress
-Machine.limits = lambda self, precisions: Limits(1e10, {})
-suite.STUDY = ()
-settings = suite.Settings(networks=("model-small",), batches=(2,), precisions=("fp32",),
-                          stage_batches=(2,), blocks=2, rank_networks=(),
-                          shapes=suite.Cases((), (), (), ()), residual=suite.Cases((), (), (), ()),
-                          fp32=suite.Cases((), (), (), ()),
-                          data=suite.Cases((), (), (), ()),
-                          inference=suite.Cases(("model-small",), (2,), ("fp32",), ()))
-results = suite.run(settings, Machine(("numba",), 0, None, ("no PyTorch",)), Progress(),
-                    lambda results: None)
-print(report.as_markdown(results))
+from benchmarks.report import Report
+from benchmarks.session import Cases, Session, Settings, run_sections
+from benchmarks.tables import document, headline, tables_of
+sections.CASES = dict.fromkeys(sections.CASES, Cases(("model-small",), (2,)))
+machine = Machine(("numba",), 0, None, ("no PyTorch",))
+settings = Settings(("training", "precision", "inference"), rounds=2)
+session = Session(settings, Progress(), Report(conditions(machine, settings)))
+report = run_sections(session, sections_of(machine, settings.sections))
+print(document("GPUs", report.about, headline(report), tables_of(report)))
 """
 
 
@@ -555,41 +402,37 @@ def test_without_pytorch_dptrain_is_timed_and_the_report_says_so() -> None:
     assert done.returncode == 0, done.stderr
     assert "missing: no PyTorch" in done.stdout
     assert "### Training step" in done.stdout
-    assert "PyTorch in float64" not in done.stdout
-
-
-def test_wide_convolutions_have_a_target_at_large_batches() -> None:
-    def wide(name: str, batch_size: int) -> set[str]:
-        backend = load_backend("cuda")
-        plan = make_plan(dptrain.get_network(name), backend, batch_size, precision="fp32")
-        return {stage.group.partition("+")[0] for stage in plan.stages if is_wide(plan, stage)}
-
-    assert wide("cifar", 2048) == wide("solar", 2048) == {"conv2"}
-    assert wide("cifar", 32) == wide("model2", 2048) == set()
+    assert "results were checked" not in done.stdout
 
 
 # Flags.
 
 
+OPTIONS: dict[str, Any] = {
+    "sections": None, "networks": None, "batches": None, "precisions": None, "compiled": None,
+    "rounds": None, "launches": 3,
+}  # fmt: skip
+
+
 def test_flags_choose_what_is_measured() -> None:
-    chosen = settings_from(True, "cifar,solar", "training", "32,64", "fp32", "none", 2)
-    assert chosen.networks == ("cifar", "solar")
-    assert (chosen.sections, chosen.precisions) == (("training",), ("fp32",))
-    assert (chosen.batches, chosen.compiled, chosen.launches) == ((32, 64), (), 2)
-    assert chosen.stage_batches == (32,)
-    assert settings_from(False, None, None, None, None, None, None) == suite.Settings()
+    given = {"networks": "cifar,solar", "sections": "training", "batches": "32,64",
+             "precisions": "fp32", "compiled": "none", "launches": 2}  # fmt: skip
+    chosen = make_settings(quick=True, **{**OPTIONS, **given})
+    run_ = GpuRun(Session(chosen, Progress()), MACHINE, None)
+    assert sections.cases_of(run_, "training") == Cases(("cifar", "solar"), (32, 64), ("fp32",), ())
+    assert (chosen.sections, chosen.launches) == (("training",), 2)
+    run_ = GpuRun(Session(make_settings(**OPTIONS), Progress()), MACHINE, None)
+    assert all(sections.cases_of(run_, name) == each for name, each in sections.CASES.items())
 
 
 @pytest.mark.parametrize(
-    ("sections", "batches", "precisions", "words"),
-    [("trainin", None, None, "training"), (None, "0", None, "batch size is '0'"),
-     (None, None, "tf3", "tf32")],
+    ("option", "value", "words"),
+    [("sections", "trainin", "training"), ("batches", "0", "batch size is '0'"),
+     ("precisions", "tf3", "tf32"), ("networks", "model9", "model9")],
 )  # fmt: skip
-def test_wrong_flags_are_named(
-    sections: str | None, batches: str | None, precisions: str | None, words: str
-) -> None:
+def test_wrong_flags_are_named(option: str, value: str, words: str) -> None:
     with pytest.raises(UserError, match=words):
-        settings_from(False, None, sections, batches, precisions, None, None)
+        make_settings(**{**OPTIONS, option: value})
 
 
 def test_without_a_gpu_the_command_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -599,12 +442,4 @@ def test_without_a_gpu_the_command_says_what_is_missing(monkeypatch: pytest.Monk
     monkeypatch.setattr("dptrain.backends.cuda.device.cupy_runtime.import_cupy", missing)
     done = CliRunner().invoke(main, ["--quick"])
     assert done.exit_code == 2
-    assert "benchmarks.gpu: backend cuda" in done.output
-
-
-def test_results_are_small(tmp_path: Path) -> None:
-    many = [stage("cuda", f"conv{i}+relu{i}+pool{i}", "forward", 1 / 3) for i in range(1000)]
-    paths = new_files(tmp_path, "gpu", "2026-01-02")
-    write(Results({"date": "2026-01-02"}, stages=many), *paths)
-    assert paths[0].stat().st_size < 150_000
-    assert json.loads(paths[0].read_text())["stages"][0]["rows"][0][4] == 0.333333
+    assert done.output == "benchmarks: backend cuda needs CuPy\n"

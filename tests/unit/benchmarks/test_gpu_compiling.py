@@ -11,7 +11,8 @@ import pytest
 pytest.importorskip("torch")
 
 from benchmarks import check
-from benchmarks.gpu import compiling, suite
+from benchmarks.gpu import compiling
+from benchmarks.gpu.cases import Exact
 from benchmarks.gpu.compiling import StepCase, known_networks, main
 from benchmarks.outside import find_network
 from benchmarks.progress import Progress
@@ -61,7 +62,7 @@ def test_the_reference_is_computed_once_for_all_precisions(monkeypatch: pytest.M
         return original(*args)  # type: ignore[arg-type]
 
     monkeypatch.setattr(check, "compute", compute)
-    exact, network = suite._Exact("cpu", Progress()), find_network("model-small")
+    exact, network = Exact("cpu", Progress()), find_network("model-small")
     found = [exact.of(network, 2, precision) for precision in ("fp32", "tf32", "bf16", "tf32")]
     assert len(noises) == 1 + 3 * check.DRAWS
     assert all(expected.exact is found[0].exact for expected in found)

@@ -9,6 +9,7 @@ import signal
 import socket
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,71 +17,25 @@ import numpy as np
 import pytest
 
 from benchmarks.coarse_check import WrongResultError, require_agreement
-from benchmarks.node import mpi, ranks, rounds, suite, sums, traffic
-from benchmarks.node.report import Report
-from benchmarks.node.rounds import Entry, combine, measure, quotient
-from benchmarks.node.session import Session, Settings
-from benchmarks.node.suite import make_settings
+from benchmarks.node import mpi, ranks, steps, sums, traffic
+from benchmarks.node.__main__ import SECTIONS, make_settings
+from benchmarks.node.steps import StepSection
 from benchmarks.node.workers import programs
 from benchmarks.node.workers.processes import Processes, Team, Worker, WorkerError
-from benchmarks.node.workers.running import MissingError, Runner, Timed, run_steps
+from benchmarks.node.workers.running import MissingError, Runner, run_steps
 from benchmarks.node.workers.worker import Server, cores_of, launched_rank
 from benchmarks.progress import Progress
+from benchmarks.session import Session, Settings, run_sections
 from dptrain.errors import UserError
 
 MS = 1_000_000
 
 
-class FakeTeam(Team):
-    """A team whose steps take a fixed time, without processes."""
-
-    def __init__(self, step_ms: float, log: list[str]) -> None:
-        super().__init__([])
-        self.step_ms, self.log = step_ms, log
-
-    def run(self, key: str, steps: int, warm_up: int = 1, period_ns: int = 0) -> list[Timed]:
-        self.log.append(key)
-        begins = [int(i * self.step_ms * MS) for i in range(steps)]
-        return [Timed(begins, [b + int(self.step_ms * MS) for b in begins])]
-
-
 def make_session() -> Session:
-    settings = Settings(("threads",), (0,), (1,), None, (), 3, 0.01, 60.0, True)
-    return Session(settings, Progress())
+    return Session(Settings(("threads",), cores=(0,), quick=True), Progress())
 
 
 # Timing.
-
-
-def test_ranks_share_a_step_and_copies_do_not() -> None:
-    one = Timed([0, 10 * MS], [10 * MS, 20 * MS])
-    late = Timed([4 * MS, 14 * MS], [12 * MS, 22 * MS])
-    # A step lasts from the last begin to the last end: 8 ms. The two steps took 22 ms in all.
-    assert combine([one, late], shares_steps=True) == pytest.approx((8.0, 11.0))
-    # Copies make 2 steps in 20 and in 18 ms.
-    median, wall = combine([one, late], shares_steps=False)
-    assert median == pytest.approx(9.0)
-    assert wall == pytest.approx(2 / (2 / 20 + 2 / 18))
-
-
-def test_a_ratio_is_the_median_of_the_rounds_that_both_have() -> None:
-    ratio = quotient([2.0, 6.0, 100.0], [1.0, 2.0])
-    assert (ratio.value, ratio.low, ratio.high) == pytest.approx((2.5, 2.25, 2.75))
-
-
-def test_rounds_alternate_and_exclude_much_slower_peers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rounds, "GAP_S", 0.0)
-    log: list[str] = []
-    entries = {
-        name: Entry(FakeTeam(ms, log), name, peer_of)
-        for name, ms, peer_of in (
-            ("ours", 9.0, ""), ("fast", 2.0, "peers"), ("slow", 4.0, "peers"),
-        )
-    }  # fmt: skip
-    found = measure(entries, rounds=3, block_s=0.001)
-    assert log[3:] == ["ours", "fast", "slow", "fast", "ours", "ours", "fast"]
-    assert found["ours"].medians == pytest.approx((9.0, 9.0, 9.0))
-    assert found["slow"].medians == pytest.approx((4.0,))
 
 
 def test_steps_start_at_the_common_time() -> None:
@@ -111,13 +66,12 @@ def test_a_wrong_result_is_refused() -> None:
             require_agreement("case", right, wrong, "JAX")
 
 
-def test_a_program_with_wrong_results_is_noted_and_not_timed(tmp_path: Path) -> None:
-    session, path = make_session(), tmp_path / "theirs.npz"
-    np.savez(path, output=np.full(3, 2.0))
-    assert session.compare("case", {"output": np.full(3, 2.0)}, path, "JAX")
-    assert not session.compare("case", {"output": np.full(3, 2.1)}, path, "JAX")
-    assert len(session.wrong) == 1
-    assert "JAX" in session.wrong[0]
+def test_a_program_with_wrong_results_is_noted_and_not_timed() -> None:
+    session, theirs = make_session(), {"output": np.full(3, 2.0)}
+    assert session.compare("case", {"output": np.full(3, 2.0)}, theirs, "JAX")
+    assert not session.compare("case", {"output": np.full(3, 2.1)}, theirs, "JAX")
+    assert len(session.report.wrong) == 1
+    assert "JAX" in session.report.wrong[0]
 
 
 def test_a_wrong_sum_of_any_rank_is_refused(tmp_path: Path) -> None:
@@ -178,7 +132,7 @@ def test_a_missing_compiler_is_reported(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("CC", str(tmp_path / "no-compiler"))
     session = make_session()
     assert not session.attempt("traffic.c", lambda: traffic.compile_traffic(tmp_path))
-    assert "no C compiler" in session.missing["traffic.c"]
+    assert "no C compiler" in session.report.missing["traffic.c"]
 
 
 # Worker processes.
@@ -213,7 +167,8 @@ def test_a_worker_builds_checks_and_runs(worker: Worker, tmp_path: Path) -> None
     with np.load(path) as results:
         assert results["total"] == 41
     (timed,) = team.run("key", steps=3)
-    assert len(timed.steps_ns) == 3
+    assert len(timed.begins) == len(timed.ends) == len(timed.cpus) == 3
+    assert team.details("key")[0]["memory_bytes"] > 1 << 20
     team.drop("key")
     with pytest.raises(WorkerError, match="KeyError"):
         team.run("key", steps=1)
@@ -223,7 +178,7 @@ def test_a_missing_program_does_not_end_the_run(worker: Worker) -> None:
     session, team = make_session(), Team([worker])
     assert not session.build(team, "key", "absent", {})
     assert not session.build(team, "key", "broken", {})
-    assert session.missing == {
+    assert session.report.missing == {
         "absent": "MissingError: no such library",
         "broken": "ValueError: unexpected",
     }
@@ -266,102 +221,38 @@ def test_mpi_libraries_are_told_apart(tmp_path: Path, text: str, name: str) -> N
     assert mpi.identify(str(tmp_path / "none")) is None
 
 
-# Results.
+# The whole.
 
 
-def row(program: str, ms: float, **facts: Any) -> dict[str, Any]:
-    series = rounds.Series((ms, ms, ms), (ms, ms, ms), 30)
-    values = {"medians_ms": series.medians, "walls_ms": series.walls}
-    return {**facts, "program": program, **series.as_dict(), **values}
-
-
-def make_report() -> Report:
-    case = {"network": "model0", "batch": 256}
-    times = {1: (16.0, 80.0, 16.0), 16: (1.25, 4.0, 1.0)}
-    threads = [
-        row(program, ms, threads=count, **case)
-        for count, values in times.items()
-        for program, ms in zip(("dptrain", "PyTorch eager", "copies"), values, strict=True)
-    ]
-    sizes = {"network": "cifar", "bytes": 4_273_192, "ranks": 8}
-    summed = [row(program, ms, **sizes) for program, ms in (
-        ("dptrain", 0.6), ("traffic.c", 0.4), ("MPICH", 3.0), ("Open MPI", 4.0))]  # fmt: skip
-    about = {"date": "2026-01-02T03:04", "cpu": "a processor", "sections": ["threads", "sums"]}
-    return Report(
-        about, {"threads": threads, "sums": summed}, {"JAX": "not installed"}, {"a": 1e-6}
-    )
-
-
-def test_targets_are_those_of_the_measured_cases() -> None:
-    rows = [row[:4] for row in make_report().tables()[-1].rows]
-    size = "sum and update of 4.27 MB, 8 ranks"
-    assert rows == [
-        ("model0, 1 threads: times faster than the best peer", "5.00 (5.00–5.00)", "≥ 4",
-         "reached"),
-        ("model0, 16 threads: times faster than the best peer", "3.20 (3.20–3.20)", "≥ 4",
-         "0.80 of target"),
-        ("model0, 16 threads: efficiency relative to independent copies", "0.80 (0.80–0.80)",
-         "≥ 0.9", "0.89 of target"),
-        (f"{size}: time relative to traffic.c", "1.50 (1.50–1.50)", "≤ 1.5", "reached"),
-        (f"{size}: times faster than the better MPI", "5.00 (5.00–5.00)", "≥ 4", "reached"),
-    ]  # fmt: skip
-
-
-def test_the_summary_names_the_case_that_is_farthest_from_its_target() -> None:
-    first = make_report().tables()[0].rows[0]
-    assert first == (
-        "threads: times faster than the best peer", "3.20–5.00", "≥ 4", "1 of 2",
-        "model0, 16 threads (3.20)",
-    )  # fmt: skip
-
-
-@pytest.mark.more
-def test_reports_are_written_read_and_combined(tmp_path: Path) -> None:
-    first, second = make_report(), make_report()
-    second.rows = {"sums": second.rows["sums"][:2]}
-    second.about = {**second.about, "date": "2026-01-03T00:00", "sections": ["sums"]}
-    paths = [report.write(tmp_path)[0] for report in (first, second)]
-    assert "not measured: JAX: not installed" in (tmp_path / "node-2026-01-02.md").read_text()
-    combined = Report.combine(paths)
-    assert len(combined.rows["threads"]) == 6
-    assert len(combined.rows["sums"]) == 2
-    assert combined.about["date"] == ["2026-01-02T03:04", "2026-01-03T00:00"]
-
-
-@pytest.mark.more
-def test_a_case_of_a_later_report_replaces_all_programs_of_an_earlier_one(tmp_path: Path) -> None:
-    one, two = make_report(), make_report()
-    last = one.rows["threads"][-1]
-    again = {**last, "program": "dptrain", "median_ms": 1.0}
-    other = {**again, "network": "vgg"}
-    two.rows = {"threads": [again, other]}
-    combined = Report.combine([report.write(tmp_path)[0] for report in (one, two)])
-    combined = Report.combine([combined.write(tmp_path)[0]])
-    found = [(row["network"], row["threads"], row["program"]) for row in combined.rows["threads"]]
-    assert found == [
-        ("model0", 1, "dptrain"), ("model0", 1, "PyTorch eager"), ("model0", 1, "copies"),
-        ("model0", 16, "dptrain"), ("vgg", 16, "dptrain"),
-    ]  # fmt: skip
-    assert combined.rows["threads"][3]["median_ms"] == 1.0
-    assert combined.about["date"] == one.about["date"]
+OPTIONS: dict[str, Any] = {
+    "sections": None, "networks": None, "batches": None, "compiled": None, "rounds": None,
+    "cores": None, "counts": None, "mpirun": (), "section_minutes": 1.0,
+}  # fmt: skip
 
 
 def test_settings_refuse_unknown_sections_and_networks() -> None:
-    options: dict[str, Any] = {
-        "networks": None, "counts": "1,2", "cores": 1, "mpirun": (), "rounds": None,
-        "section_minutes": 1.0, "quick": True,
-    }  # fmt: skip
-    assert make_settings("threads,sums", **options).counts == (1, 2)
-    with pytest.raises(UserError, match="section is 'thread'"):
-        make_settings("thread", **options)
-    with pytest.raises(UserError, match="model9"):
-        make_settings("threads", **{**options, "networks": "lenet5,model9"})
+    found = make_settings(**{**OPTIONS, "sections": "threads,sums", "counts": "1,2"}, quick=True)
+    assert (found.sections, found.counts) == (("threads", "sums"), (1, 2))
+    for option, value, words in (
+        ("sections", "thread", "section is 'thread'"), ("networks", "lenet5,model9", "model9"),
+        ("batches", "0", "batch size is '0'"), ("counts", "x", "number of threads is 'x'"),
+    ):  # fmt: skip
+        with pytest.raises(UserError, match=words):
+            make_settings(**{**OPTIONS, option: value})
 
 
-def test_sigterm_ends_a_run_and_keeps_its_results(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_options_every_section_has_its_own_cases() -> None:
+    found = make_settings(**OPTIONS)
+    assert found.sections == tuple(SECTIONS)
+    assert (found.networks, found.batches, found.counts) == ((), (), ())
+    session = Session(Settings((), cores=(0, 1, 2)), Progress())
+    assert session.counts() == [1, 2, 3]
+    assert session.counts((1, 8)) == [1, 3]
+
+
+def test_sigterm_ends_a_run_and_keeps_its_results() -> None:
     def interrupted(session: Session) -> None:
-        session.begin("threads")
-        session.rows["threads"].append({"network": "model0"})
+        session.report.rows["threads"].append({"network": "model0"})
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(10.0)
         pytest.fail("SIGTERM did not end the section")
@@ -369,13 +260,80 @@ def test_sigterm_ends_a_run_and_keeps_its_results(monkeypatch: pytest.MonkeyPatc
     def not_run(session: Session) -> None:
         pytest.fail("a section ran after SIGTERM")
 
-    monkeypatch.setattr(suite, "SECTIONS", {"threads": interrupted, "sums": not_run})
+    saved: list[int] = []
     before = signal.getsignal(signal.SIGTERM)
-    settings = make_settings(
-        "threads,sums", networks=None, counts="1", cores=None, mpirun=(), rounds=1,
-        section_minutes=1.0, quick=True,
-    )  # fmt: skip
-    report = suite.run(settings, Progress())
+    session = Session(
+        Settings(("threads", "sums")),
+        Progress(),
+        save=lambda report: saved.append(len(report.rows)),
+    )
+    report = run_sections(session, {"threads": interrupted, "sums": not_run})
     assert report.rows == {"threads": [{"network": "model0"}]}
     assert "interrupted" in report.missing["threads"]
+    assert saved == [1]
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+NETWORK = "model-small"
+
+
+@pytest.fixture
+def session(monkeypatch: pytest.MonkeyPatch) -> Session:
+    """A run of one network with two samples on one core."""
+    section = StepSection("training", {NETWORK: (2,)}, with_copies=True)
+    passes = StepSection("inference", {NETWORK: (2,)}, (1,), block_s=0.01)
+    monkeypatch.setattr(steps, "SECTIONS", {"threads": section, "inference": passes})
+    core = max(os.sched_getaffinity(0))
+    return Session(
+        Settings(("threads", "inference", "memory"), cores=(core,), rounds=2, block_s=0.01),
+        Progress(),
+    )
+
+
+@pytest.mark.more
+def test_steps_and_passes_are_checked_timed_and_compared(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(steps, "MEMORY_CASES", (NETWORK,))
+    report = run_sections(session, SECTIONS)
+    assert not report.wrong
+    programs = {name: [row["program"] for row in rows] for name, rows in report.rows.items()}
+    modes = ["PyTorch eager", "PyTorch channels_last"]
+    assert [p for p in programs["threads"] if p in ("dptrain", *modes, "copies")] == [
+        "dptrain", *modes, "copies"
+    ]  # fmt: skip
+    assert [p for p in programs["inference"] if p in ("dptrain", *modes)] == ["dptrain", *modes]
+    assert all(row["median_ms"] > 0 and row["cpus_ms"] for row in report.rows["threads"])
+    assert programs["memory"] == ["dptrain", "PyTorch eager"]
+    assert all(row["memory_bytes"] > 1 << 25 for row in report.rows["memory"])
+    checked = {case.rpartition(", ")[2] for case in report.checks}
+    assert {"float64", *modes} <= checked
+    assert all(share <= 1.0 for share in report.checks.values())
+
+
+@pytest.mark.more
+def test_a_program_that_is_wrong_is_not_timed(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compare = Session.compare
+
+    def spoiled(self: Session, case: str, ours: Any, theirs: Any, *rest: Any) -> bool:
+        return compare(self, case, ours, {n: 1.01 * v for n, v in theirs.items()}, *rest)
+
+    monkeypatch.setattr(Session, "compare", spoiled)
+    report = run_sections(replace_sections(session, "inference"), SECTIONS)
+    assert {row["program"] for row in report.rows["inference"]} == {"dptrain"}
+    assert any("dptrain and PyTorch eager differ in output" in text for text in report.wrong)
+
+
+def replace_sections(session: Session, *sections: str) -> Session:
+    session.settings = replace(session.settings, sections=sections)
+    return session
+
+
+def test_a_network_of_no_section_is_measured_by_the_first_one() -> None:
+    settings = Settings((), networks=("vgg", "wrn-28-10"))
+    session = Session(settings, Progress())
+    assert steps._networks("threads", session) == ("wrn-28-10",)
+    assert steps._networks("outside", session) == ("vgg",)
+    assert steps._networks("residual", session) == ()

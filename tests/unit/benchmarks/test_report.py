@@ -1,25 +1,257 @@
-"""Results on disk."""
+"""Reports: targets, tables, and files."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
-from benchmarks.report import Results, write
+from benchmarks import table
+from benchmarks.report import Report, Rows, comparisons
+from benchmarks.tables import comparison_table, headline, new_files, tables_of, write
+from benchmarks.targets import Target, figures, speedup_target
+from benchmarks.timing import Series
 
-pytestmark = pytest.mark.more
+
+def row(program: str, ms: float, **facts: Any) -> dict[str, Any]:
+    return {**facts, "program": program, **Series((ms, ms, ms), (ms, ms, ms), 30).as_dict()}
+
+
+def make_report() -> Report:
+    case = {"network": "model0", "batch": 256}
+    times = {1: (16.0, 80.0, 16.0), 16: (1.25, 4.0, 1.0)}
+    threads = [
+        row(program, ms, threads=count, **case)
+        for count, values in times.items()
+        for program, ms in zip(("dptrain", "PyTorch eager", "copies"), values, strict=True)
+    ]
+    sizes = {"network": "cifar", "bytes": 4_273_192, "ranks": 8}
+    summed = [row(program, ms, **sizes) for program, ms in (
+        ("dptrain", 0.6), ("traffic.c", 0.4), ("MPICH", 3.0), ("Open MPI", 4.0))]  # fmt: skip
+    about = {
+        "date": "2026-01-02T03:04", "cpu": "a processor", "kind": "cpu",
+        "sections": ["threads", "sums"],
+    }  # fmt: skip
+    return Report(
+        about, {"threads": threads, "sums": summed}, {"JAX": "not installed"}, {"a": 1e-6}
+    )
+
+
+def gpu_report(*rows: dict[str, Any], section: str = "training") -> Report:
+    return Report({"date": "2026-01-02", "kind": "gpu", "gpu": "H200", "sections": [section]},
+                  {section: list(rows)})  # fmt: skip
+
+
+def write_to(folder: Path, report: Report) -> Path:
+    paths = new_files(folder, report.kind, str(report.about["date"]))
+    write(report, paths)
+    return paths[0]
+
+
+@pytest.mark.parametrize(
+    ("target", "figure", "verdict"),
+    [
+        (Target(3.0), 3.0, "reached"),
+        (Target(3.0), 2.61, "0.87 of target"),
+        (Target(3.0), 2.9999, "0.99 of target"),
+        (Target(15.0, at_most=True), 14.0, "reached"),
+        (Target(15.0, at_most=True), 30.0, "0.50 of target"),
+    ],
+)
+def test_verdicts(target: Target, figure: float, verdict: str) -> None:
+    assert target.verdict(figure) == verdict
+
+
+def test_targets_are_those_of_the_measured_cases() -> None:
+    rows = tables_of(make_report())[-1].rows
+    size = "sum and update of 4.27 MB, 8 ranks"
+    assert rows == (
+        ("model0, batch 256, 16 threads", "efficiency relative to independent copies",
+         "0.80 (0.80–0.80)", "≥ 0.9", "0.89 of target"),
+        ("model0, batch 256, 1 threads", "times faster than the best peer", "5.00 (5.00–5.00)",
+         "≥ 4", "reached"),
+        ("model0, batch 256, 16 threads", "times faster than the best peer", "3.20 (3.20–3.20)",
+         "≥ 4", "0.80 of target"),
+        (size, "time relative to traffic.c", "1.50 (1.50–1.50)", "≤ 1.5", "reached"),
+        (size, "times faster than the better MPI", "5.00 (5.00–5.00)", "≥ 4", "reached"),
+    )  # fmt: skip
+
+
+def test_the_summary_names_the_case_that_is_farthest_from_its_target() -> None:
+    lines = tables_of(make_report())[0].rows
+    assert lines[1] == (
+        "threads: times faster than the best peer", "3.20–5.00", "≥ 4", "1 of 2",
+        "model0, batch 256, 16 threads (3.20)",
+    )  # fmt: skip
+    assert headline(make_report()).splitlines() == [
+        "3 of 5 figures reach their target",
+        "1 results were checked before they were timed; the largest error is 1e-06 of the allowed "
+        "one",
+        "not measured: JAX: not installed",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("network", "batch", "precision", "least"),
+    [("cifar", 512, "bf16", 2.0), ("cifar", 32, "bf16", 3.0), ("cifar", 512, "fp32", 2.5),
+     ("cifar", 32, "fp32", 2.0), ("vgg", 512, "tf32", 2.5), ("vgg", 32, "fp32", 1.7),
+     ("perceptron", 512, "bf16", 1.3), ("odd", 512, "fp32", None), ("resnet20", 128, "fp32", 1.5)],
+)  # fmt: skip
+def test_targets_depend_on_network_batch_and_precision(
+    network: str, batch: int, precision: str, least: float | None
+) -> None:
+    facts = {"network": network, "batch": batch, "precision": precision}
+    target = speedup_target("gpu", "training", facts)
+    assert (None if target is None else target.value) == least
+
+
+def test_inference_at_batch_1_of_solar_reads_weights() -> None:
+    for batch, least in ((1, 1.0), (8, 1.3)):
+        target = speedup_target("cpu", "inference", {"network": "solar", "batch": batch})
+        assert target == Target(least)
+
+
+@pytest.mark.parametrize(
+    ("precision", "program"), [("fp32", "PyTorch a"), ("tf32", "PyTorch b"), ("bf16", "PyTorch b")]
+)
+def test_peers_may_be_more_precise_but_not_less(precision: str, program: str) -> None:
+    case = {"network": "vgg", "batch": 32}
+    peers = [
+        row(f"PyTorch {name}", ms, precision=p, **case)
+        for name, p, ms in (("a", "fp32", 9.0), ("b", "tf32", 2.0), ("c", "bf16", 3.0))
+    ]
+    (found,) = comparisons(Rows([row("dptrain cuda", 1.0, precision=precision, **case), *peers]))
+    assert found.best is not None
+    assert found.best["program"] == program
+
+
+def test_without_a_peer_there_is_no_ratio() -> None:
+    rows = [row("dptrain cuda", 0.04, precision="tf32", network="model0", batch=256),
+            row("PyTorch graph", 0.1, precision="bf16", network="model0", batch=256)]  # fmt: skip
+    (found,) = comparisons(Rows(rows))
+    assert found.best is found.ratio is None
+    assert figures(gpu_report(*rows))["training"] == []
+    assert tables_of(gpu_report(*rows))[0].rows[0][:3] == ("model0", "256", "tf32")
+
+
+def test_a_small_batch_must_reach_both_its_time_and_its_ratio() -> None:
+    case = {"network": "model0", "batch": 32, "precision": "tf32"}
+    report = gpu_report(row("dptrain cuda", 0.044, **case), row("PyTorch graph", 0.131, **case))
+    verdicts = {f.quantity: f.target.verdict(f.value.value) for f in figures(report)["training"]}
+    assert verdicts == {
+        "µs of a step": "reached",
+        "times faster than the best peer": "0.99 of target",
+    }
+
+
+def test_training_on_images_is_compared_with_the_bare_step_and_streams_with_their_limit() -> None:
+    case = {"network": "cifar", "batch": 32, "precision": "bf16", "gpus": 1}
+    ours = row("dptrain cuda", 0.051, bare_ms=0.049, **case)
+    report = gpu_report(ours, row("PyTorch graph", 0.305, **case), section="data")
+    values = {f.quantity: f.value.value for f in figures(report)["data"]}
+    assert values == pytest.approx(
+        {"speed / that of the bare step": 49 / 51, "times faster than the best peer": 305 / 51}
+    )
+    stream = row("dptrain cuda", 0.165, source="PNG files", says="no limit, 2%",
+                 limits_ms={"step": 0.14, "link": 0.008, "reading": 0.15}, **case)  # fmt: skip
+    report = gpu_report(stream, section="streams")
+    (figure,) = figures(report)["streams"]
+    assert figure.value.value == pytest.approx(150 / 165)
+    assert "0.909" in tables_of(report)[1].rows[0]
+
+
+def test_ranks_on_gpus_have_efficiencies_and_ratios() -> None:
+    case = {"network": "model0", "batch": 32, "precision": "tf32"}
+    rows = [
+        row("dptrain", ms, gpus=gpus, **case) for gpus, ms in ((1, 0.041), (2, 0.05), (8, 0.07))
+    ]
+    rows += [row(program, ms, gpus=8, **case)
+             for program, ms in (("PyTorch graph", 0.224), ("PyTorch DDP", 2.103))]  # fmt: skip
+    found = figures(gpu_report(*rows, section="ranks"))["ranks"]
+    assert [(f.quantity, round(f.value.value, 3), f.reached) for f in found] == [
+        ("weak efficiency", 0.82, True), ("weak efficiency", 0.586, False),
+        ("µs of a step", 70.0, True), ("times faster than the best peer", 3.2, True),
+    ]  # fmt: skip
+
+
+def test_errors_of_fp32_are_compared_with_pytorch() -> None:
+    case = {"network": "small", "batch": 2, "layer": "conv1", "quantity": "output"}
+    rows = [{**case, "program": "dptrain cuda", "error": 1e-7},
+            {**case, "program": "PyTorch", "error": 5e-8}]  # fmt: skip
+    report = gpu_report(*rows, section="precision")
+    (figure,) = figures(report)["precision"]
+    assert (figure.value.value, figure.reached) == (2.0, False)
+    assert tables_of(report)[1].rows[0][-1] == "1.00e-07"
+
+
+def test_reports_are_written_read_and_combined(tmp_path: Path) -> None:
+    first, second = make_report(), make_report()
+    second.rows = {"sums": second.rows["sums"][:2]}
+    second.about = {**second.about, "date": "2026-01-03T00:00", "sections": ["sums"]}
+    paths = [write_to(tmp_path, report) for report in (first, second)]
+    assert [path.name for path in paths] == ["cpu-2026-01-02.json", "cpu-2026-01-03.json"]
+    assert "not measured: JAX: not installed" in (tmp_path / "cpu-2026-01-02.md").read_text()
+    combined = Report.combine(paths)
+    assert len(combined.rows["threads"]) == 6
+    assert len(combined.rows["sums"]) == 2
+    assert combined.about["date"] == ["2026-01-02T03:04", "2026-01-03T00:00"]
+    done = CliRunner().invoke(
+        table.main, ["--combine", "--output", str(tmp_path), *map(str, paths)]
+    )
+    assert done.exit_code == 0, done.output
+    assert Report.read(tmp_path / "cpu-2026-01-02-2.json").rows == combined.rows
+
+
+def test_a_case_of_a_later_report_replaces_all_programs_of_an_earlier_one(tmp_path: Path) -> None:
+    one, two = make_report(), make_report()
+    last = one.rows["threads"][-1]
+    again = {**last, "program": "dptrain", "median_ms": 1.0}
+    other = {**again, "network": "vgg"}
+    two.rows = {"threads": [again, other]}
+    combined = Report.combine([write_to(tmp_path, report) for report in (one, two)])
+    combined = Report.combine([write_to(tmp_path, combined)])
+    found = [(row["network"], row["threads"], row["program"]) for row in combined.rows["threads"]]
+    assert found == [
+        ("model0", 1, "dptrain"), ("model0", 1, "PyTorch eager"), ("model0", 1, "copies"),
+        ("model0", 16, "dptrain"), ("vgg", 16, "dptrain"),
+    ]  # fmt: skip
+    assert combined.rows["threads"][3]["median_ms"] == 1.0
+    assert combined.about["date"] == one.about["date"]
 
 
 def test_a_later_run_of_the_day_leaves_the_earlier_one_alone(tmp_path: Path) -> None:
-    paths = [
-        write(Results({"date": "2026-01-02T03:04+00:00", "run": run}), tmp_path) for run in "abc"
+    names = [write_to(tmp_path, make_report()).name for _ in range(3)]
+    assert names == ["cpu-2026-01-02.json", "cpu-2026-01-02-2.json", "cpu-2026-01-02-3.json"]
+
+
+def test_one_table_has_all_devices_and_the_last_result_of_a_case() -> None:
+    case = {"network": "model0", "batch": 32, "precision": "tf32"}
+    reports = [make_report()]
+    for ours, date in ((0.04, "2026-01-02"), (0.02, "2026-01-03")):
+        report = gpu_report(row("dptrain cuda", ours, **case), row("PyTorch graph", 0.12, **case))
+        reports.append(Report({**report.about, "date": date}, report.rows))
+    rows = comparison_table(reports).rows
+    assert [line[:3] for line in rows] == [
+        ("training", "H200", "model0, batch 32, tf32, dptrain cuda"),
+        ("training", "a processor", "model0, batch 256, 1 threads"),
+        ("training", "a processor", "model0, batch 256, 16 threads"),
     ]
-    assert [path.name for path, _ in paths] == [
-        "cpu-2026-01-02.json",
-        "cpu-2026-01-02-2.json",
-        "cpu-2026-01-02-3.json",
-    ]
-    for run, pair in zip("abc", paths, strict=True):
-        assert all(f"run: {run}" in path.read_text() or f'"{run}"' in path.read_text()
-                   for path in pair)  # fmt: skip
+    assert rows[0][-2:] == ("6.00 (6.00–6.00)", "2026-01-03")
+
+
+def test_results_are_small(tmp_path: Path) -> None:
+    rows = [row("dptrain cuda", 1 / 3, network=f"n{i}", batch=2) for i in range(100)]
+    path = write_to(tmp_path, gpu_report(*rows))
+    assert path.stat().st_size < 35_000
+    assert json.loads(path.read_text())["rows"]["training"][0]["median_ms"] == 0.333333
+
+
+def test_a_file_of_another_kind_is_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "old.json"
+    path.write_text('{"comparisons": []}')
+    done = CliRunner().invoke(table.main, [str(path)])
+    assert done.exit_code == 2
+    assert len(done.output.splitlines()) == 1

@@ -5,10 +5,15 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
+from benchmarks.report import Report
+from benchmarks.tables import tables_of
+
 ROOT = Path(__file__).resolve().parents[3]
 RESULTS = ROOT / "benchmarks" / "results"
 
-MAX_BYTES = 500_000
+MAX_BYTES = 150_000
 """Largest size of a file; larger ones are compressed."""
 
 
@@ -18,10 +23,21 @@ def test_every_result_is_cited() -> None:
     pages.append(ROOT / "README.md")
     text = "\n".join(page.read_text(encoding="utf-8") for page in pages)
     cited = set(re.findall(r"([a-z]+[a-z0-9-]*-\d{4}-\d\d-\d\d[a-z0-9-]*)\.(?:md|json|svg)", text))
-    stored = {path.stem for path in RESULTS.iterdir() if path.is_file() and path not in logs}
+    stored = {
+        path.name.partition(".")[0]
+        for path in RESULTS.iterdir()
+        if path.is_file() and path not in logs
+    }
     assert sorted(stored - cited) == [], "results that no page or log cites are deleted"
 
 
 def test_results_are_small() -> None:
     large = [path.name for path in RESULTS.rglob("*") if path.stat().st_size > MAX_BYTES]
     assert not large
+
+
+@pytest.mark.parametrize("path", sorted(RESULTS.glob("node-*.json*")), ids=lambda path: path.name)
+def test_results_of_nodes_are_read(path: Path) -> None:
+    report = Report.read(path)
+    assert report.rows
+    assert tables_of(report)

@@ -18,11 +18,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from benchmarks.gpu.clock import Laps
 from benchmarks.gpu.ours import Step
 from benchmarks.studies import cudnn as studies_cudnn
 from benchmarks.studies.cudnn import SETTINGS as SETTINGS_OF_BENCHMARKS
 from benchmarks.studies.cudnn import engines_of
+from benchmarks.timing import Series
 from dptrain.api import make_replica
 from dptrain.backends import load_backend
 from dptrain.backends.cudnn import library
@@ -491,9 +491,9 @@ def test_the_studies_store_times_and_engines_of_each_setting(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The clock, PyTorch and its times are replaced; the kernels run on the emulator."""
-    laps = Laps(np.array([2.0, 1.0, 4.0]), 1)
+    series = Series.of((2.0, 1.0, 4.0))
     monkeypatch.setattr(Step, "program", property(lambda self: self.start()))
-    monkeypatch.setattr(studies_cudnn, "take_turns", lambda programs: dict.fromkeys(programs, laps))
+    monkeypatch.setattr(studies_cudnn, "take_turns", lambda names: dict.fromkeys(names, series))
     monkeypatch.setattr(studies_cudnn, "_torch_programs", lambda *_: {"PyTorch fp32 graph": None})
     peers = SimpleNamespace(torch_layer_times=lambda *_: {("conv2", "forward"): 7000.0})
     monkeypatch.setitem(sys.modules, "benchmarks.gpu.peers.torch_layers", peers)
