@@ -32,43 +32,42 @@ def variants_table(network: Network, config: Settings, results: Sequence[Variant
     classifies = any(result.accuracy is not None for result in results)
     score = "accuracy" if classifies else "test loss"
     columns = ("variant", score, "time per step", "conv forward", "share", "100k steps", "memory")
-    table = Table(f"{network.name} on {config.data}", columns, text=("variant",))
+    rows: list[tuple[str, ...]] = []
     for r in results:
         if not r.possible:
-            table.add_row(r.variant, "–")
+            rows.append((r.variant, "–"))
             continue
-        score = f"{r.test_loss:.4g}" if r.accuracy is None else f"{r.accuracy:.1%}"
+        shown = f"{r.test_loss:.4g}" if r.accuracy is None else f"{r.accuracy:.1%}"
         spread = f"±{(r.step_q3_ms - r.step_q1_ms) / 2 / r.step_ms:.0%}"
-        table.add_row(
+        rows.append((
             r.variant,
-            score,
+            shown,
             f"{digits(r.step_ms)} ms {spread}",
             f"{digits(r.conv_forward_ms)} ms",
             f"{r.conv_forward_share:.0%}",
             duration(r.many_steps_s),
             size_text(r.memory_bytes),
-        )
+        ))  # fmt: skip
     steps = max((r.steps for r in results), default=0)
-    table.caption = (
-        f"conv forward, share: stages with a convolution in a forward pass; {steps:,} steps"
-    )
-    return table
+    note = f"conv forward, share: stages with a convolution in a forward pass; {steps:,} steps"
+    title = f"{network.name} on {config.data}"
+    return Table.of_rows(title, columns, rows, text=("variant",), note=note)
 
 
 def kinds_table(results: Sequence[VariantResult]) -> Table:
     """Return the times of a forward pass, a row for each variant and kind of operation."""
     columns = ("variant", "kind", "time ms", "share", "cumulative", "read + written")
-    table = Table("A forward pass by kind of operation", columns, text=columns[:2], keys=2)
+    rows: list[tuple[str, ...]] = []
     for result in results:
-        for i, kind in enumerate(result.kinds):
-            table.add_row(
-                "" if i else result.variant,
+        rows += [()] if rows and result.kinds else []
+        for kind in result.kinds:
+            rows.append((
+                result.variant,
                 kind.kind,
                 f"{kind.forward_ms:.3f}",
                 f"{kind.share:.1%}",
                 f"{kind.cumulative_share:.1%}",
                 size_text(kind.forward_bytes),
-            )
-        if result.kinds:
-            table.add_line()
-    return table
+            ))  # fmt: skip
+    title = "A forward pass by kind of operation"
+    return Table.of_rows(title, columns, rows, text=columns[:2], keys=2)

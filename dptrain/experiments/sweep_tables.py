@@ -4,42 +4,52 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dptrain.experiments.measuring import size_text
-from dptrain.experiments.tables import digits, duration
 from dptrain.measure.statistics import Estimate
-from dptrain.tables import Table
+from dptrain.numbers import decimals_for
+from dptrain.tables import Records, Table, texts
+from dptrain.vocabulary import find_term
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from dptrain.experiments.sweep import PointResult
 
+SWEEP = "sweep"
+"""Name of the files, without suffix."""
+
 
 def sweep_table(results: Sequence[PointResult]) -> Table:
-    """Return the points in order, with score, time and memory; the best score is marked."""
-    scored = next((r.scored for r in results if r.scored), "score")
+    """Return the points in order, with score, time and memory; the best scores are marked."""
+    records, best = Records.of(results), best_points(results)
     axes = list(results[0].point)
-    heads = [
-        *(name.replace("_", " ") for name in axes),
-        scored,
-        "95% interval",
-        "runs",
-        "time per step",
-        "training",
-        "memory",
+    scored = next((r.scored for r in results if r.scored), "score")
+    scores = [None if r.score is None else limited(r.score, r.scored) for r in results]
+    unit = "%" if scored.endswith("accuracy") else ""
+    scale = 100 if unit else 1
+    decimals = decimals_for([scale * score.value for score in scores if score])
+    points = Records(scores, records.at)
+    score = points.estimates("", scored, unit, decimals=decimals, centre="score")
+    columns = [
+        *(records.texts(f"point.{name}", name.replace("_", " ")) for name in axes),
+        replace(score, term=find_term("sweep.score"), name="score"),
+        texts("", ["best" if result in best else "" for result in results]),
+        records.counts("runs"),
+        *([records.counts("failed")] if any(records.found("failed")) else []),
+        replace(records.values("step_ms"), term=find_term("sweep.step_ms")),
+        records.values("training_s"),
+        records.values("memory_bytes", unit="MB"),
     ]
-    best = best_points(results)
-    rows = [_row(result, axes, scored, is_best=result in best) for result in results]
+    note = (
+        "Means over seeds, with 95% intervals by Student's distribution from 3 seeds on; steps are "
+        "medians. Points whose intervals overlap with the best one may be as good. Training: steps "
+        "× median step."
+    )
     return Table(
-        "Points of the sweep",
-        heads,
-        rows=rows,
-        keys=len(axes),
-        caption="Means over seeds; 95% interval by Student's distribution from 3 seeds on. * marks "
-        "the best mean; points whose intervals overlap with it may be as good.",
+        "Points of the sweep", tuple(columns), note, "points", f"{SWEEP}.csv", keys=len(axes)
     )
 
 
@@ -51,35 +61,6 @@ def best_points(results: Sequence[PointResult]) -> list[PointResult]:
     choose = max if scored[0][1].scored.endswith("accuracy") else min
     best = choose(value for value, _ in scored)
     return [result for value, result in scored if value == best]
-
-
-def _row(result: PointResult, axes: Sequence[str], scored: str, *, is_best: bool) -> list[str]:
-    values = [result.point[name] for name in axes]
-    runs = f"{result.runs}" + (f" + {result.failed} failed" if result.failed else "")
-    if result.score is None:
-        return [*values, "–", "", runs, "", "", ""]
-    mark = "* " if is_best else ""
-    return [
-        *values,
-        mark + _text(result.score.value, scored),
-        interval_text(result.score, scored),
-        runs,
-        "" if result.step_ms is None else f"{digits(result.step_ms)} ms",
-        "" if result.training_s is None else duration(result.training_s),
-        "" if result.memory_bytes is None else size_text(result.memory_bytes),
-    ]
-
-
-def interval_text(score: Estimate, scored: str) -> str:
-    """Return the interval of a score; empty for a few seeds."""
-    if not math.isfinite(score.low):
-        return ""
-    score = limited(score, scored)
-    return f"{_text(score.low, scored)} – {_text(score.high, scored)}"
-
-
-def _text(value: float, scored: str) -> str:
-    return f"{value:.2%}" if scored.endswith("accuracy") else f"{value:.4g}"
 
 
 def plot_sweep(results: Sequence[PointResult], folder: Path) -> list[Path]:

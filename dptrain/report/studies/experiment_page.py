@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dptrain.forms import NUMBER, TEXT, check_form
+from dptrain.numbers import percent, scaled_bytes, short
 from dptrain.report.elements.canvas import Plot, plot
-from dptrain.report.elements.numbers import decimals_for, percent, scaled_bytes, short
 from dptrain.report.elements.page import Key, Page, Section, restrictions_section
-from dptrain.report.elements.tables import Column, Number, Records, Table
 from dptrain.report.studies.bench_page import BENCH, Benchmark, bench_page
 from dptrain.report.studies.experiment_parts import closing, settings_section
+from dptrain.tables import Number, Records, Table
+from dptrain.vocabulary import find_term
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -121,7 +122,7 @@ def _score(value: float, scored: str) -> str:
 
 
 def _sweep_page(found: Sweep) -> Page:
-    from dptrain.experiments.sweep_tables import best_points
+    from dptrain.experiments.sweep_tables import best_points, sweep_table
 
     settings, points = found.settings, found.points
     axes = [name.replace("_", " ") for name in settings["axes"]]
@@ -141,7 +142,7 @@ def _sweep_page(found: Sweep) -> Page:
         file=f"{SWEEP}.csv",
         keys=tuple(_best_keys(best[0], points.index(best[0]))) if best else (),
         notes=notes,
-        sections=_sections(found, _points_table(points), notes),
+        sections=_sections(found, sweep_table(points), notes),
         closing=closing(SWEEP),
     )
 
@@ -252,30 +253,6 @@ def _sweep_plots(points: Sequence[PointResult]) -> list[Plot]:
     ]
 
 
-def _points_table(points: Sequence[PointResult]) -> Table:
-    from dptrain.experiments.sweep_tables import limited
-
-    records = Records.of(points)
-    scored = next((p.scored for p in points if p.scored), "score")
-    scores = [None if p.score is None else limited(p.score, p.scored) for p in points]
-    scale, unit = (100, "%") if scored.endswith("accuracy") else (1, "")
-    decimals = decimals_for([scale * score.value for score in scores if score])
-    columns: list[Column] = [
-        *(records.texts(name.replace("_", " "), f"point.{name}") for name in points[0].point),
-        Records(scores, records.at).estimates(scored, unit, "", decimals=decimals, centre="score"),
-        records.counts("runs", "runs"),
-        *([records.counts("failed", "failed")] if any(records.found("failed")) else []),
-        records.values("step", "ms", "step_ms"),
-        records.values("training", "s", "training_s"),
-        records.values("memory", "MB", "memory_bytes"),
-    ]
-    note = (
-        "Means over seeds, with 95% intervals by Student's distribution; steps are medians. "
-        "Training: steps × median step."
-    )
-    return Table("points", "Points of the sweep", f"{SWEEP}.csv", tuple(columns), note)
-
-
 # Variants.
 
 
@@ -357,14 +334,12 @@ def _variants_table(results: Sequence[VariantResult], *, classifies: bool) -> Ta
     records = Records.of([asdict(r) if r.possible else {"variant": r.variant} for r in results])
     columns = (
         records.texts("variant", "variant"),
-        records.values("accuracy", "%", "accuracy")
-        if classifies
-        else records.values("test loss", "", "test_loss"),
-        records.values("step", "ms", "step_ms"),
-        records.values("convolutions, forward", "ms", "conv_forward_ms"),
-        records.values("share of forward", "%", "conv_forward_share", decimals=0),
-        records.values("100 000 steps", "s", "many_steps_s", decimals=0),
-        records.values("memory", "MB", "memory_bytes"),
+        records.values("accuracy", unit="%") if classifies else records.values("test_loss"),
+        replace(records.values("step_ms"), term=find_term("variants.step_ms")),
+        records.values("conv_forward_ms"),
+        records.values("conv_forward_share", decimals=0),
+        records.values("many_steps_s", decimals=0),
+        records.values("memory_bytes"),
     )
     note = "Steps are medians. Convolutions: stages with a convolution in a forward pass."
-    return Table("variants", "Variants", f"{VARIANTS}.csv", columns, note)
+    return Table("Variants", columns, note, "variants", f"{VARIANTS}.csv")
