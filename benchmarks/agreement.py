@@ -83,7 +83,7 @@ def main(output: Path | None, arguments: tuple[str, ...]) -> None:
         for c in found
     ]  # fmt: skip
     heads = ["point", "efficiency, one", "two", "two − one", ""]
-    make_console().print(Table("Two studies", heads, ("point",), rows=rows))
+    make_console().print(Table.of_rows("Two studies", heads, rows, text=("point",)))
     for study in studies:
         for note in study.notes:
             click.echo(f"note: {note}")

@@ -44,4 +44,5 @@ class Progress:
         """Print tables."""
         for table in tables:
             text = table.columns[:1]
-            self._console.print(PrintedTable(table.title, table.columns, text, rows=[*table.rows]))
+            printed = PrintedTable.of_rows(table.title, table.columns, table.rows, text=text)
+            self._console.print(printed)

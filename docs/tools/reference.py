@@ -20,7 +20,7 @@ import dptrain
 from dptrain.cli.main import EXIT_CODES, cli
 from dptrain.cli.options import SettingOption
 from dptrain.data import SOURCES
-from dptrain.measure.vocabulary import SECTIONS, vocabulary_table
+from dptrain.vocabulary import SECTIONS, vocabulary_table
 from dptrain.network.activations import ACTIVATIONS
 from dptrain.network.elementwise import expressions_of
 from dptrain.network.expressions import names

@@ -27,9 +27,9 @@ def main() -> None:
     if replications < 1:
         parser.error(f"--replications is {replications}; expected 1 or more")
     table = coverage_table(replications)
-    _print_row(table.columns)
+    _print_row(table.heads)
     _print_row(["---"] * len(table.columns))
-    for row in table.rows:
+    for row in table.texts:
         _print_row(row)
     print()
     _print_row(("noise", "interval", *(f"{ranks} ranks" for ranks in RANKS)))

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import asdict
 
 from dptrain.audit.coverage import ENOUGH, Coverage, cases, coverage_of
 from dptrain.audit.kinds import KINDS
 from dptrain.audit.noise import NOISES, Noise
-from dptrain.audit.study import Audit
-from dptrain.tables import Table
+from dptrain.audit.study import AUDIT, Audit
+from dptrain.tables import Records, Table, computed, texts
+from dptrain.vocabulary import find_term
 
-NOISE_COLUMNS = ("point", "spread", "correlation", "bursts", "steps", "factor", "tail", "launches")
+NOISE_DECIMALS = {
+    "spread": None, "correlation": 2, "burst_share": None, "burst_steps": 1, "burst_factor": 2,
+    "tail": 1, "launch_spread": None, "slow_share": None,
+}  # fmt: skip
+"""Parameters of the noise in the table, with their decimals."""
 
 
 def coverage_table(replications: int) -> Table:
@@ -26,46 +32,60 @@ def coverage_table(replications: int) -> Table:
         cells = [found.get((kind, noise)) for kind in KINDS]
         rows.append((noise, *("" if cell is None else coverage_cell(cell) for cell in cells)))
     title = f"Intervals that contain the truth, of {replications:,} simulated measurements"
-    return Table(title, ("noise", *KINDS), ("noise",), rows=rows)
+    return Table.of_rows(title, ("noise", *KINDS), rows, text=("noise",))
 
 
 def audit_tables(audit: Audit) -> list[Table]:
     """Return the noise of each point, and the coverage of each interval."""
-    noises = Table("Noise of this study", NOISE_COLUMNS, ("point",))
-    for name, noise in audit.noises.items():
-        noises.add_row(name, *_noise_cells(noise))
-    noises.caption = (
-        "spread, correlation: of steps that are not slow; bursts: share of the steps of a rank, "
-        "mean length, and how many times as long its steps are; tail: index if a few slow steps "
-        "determine the mean; launches: spread, share of slow ones"
-    )
-    if not audit.intervals:
-        return [noises]
-    number = audit.intervals[0].coverage.replications
-    columns = ("point", "interval", "contains the truth", "relative width", "")
-    found = Table(f"95% intervals of {number:,} simulated studies", columns, (*columns[:2], ""))
-    for interval in audit.intervals:
-        coverage = interval.coverage
-        weak = f"below {ENOUGH:.0%}" if coverage.is_weak else ""
-        width = f"{coverage.width:.1%}" if coverage.given else ""
-        found.add_row(interval.point, interval.label, coverage_cell(coverage), width, weak)
-    return [noises, found]
+    coverage = [intervals_table(audit)] if audit.intervals else []
+    return [noises_table(audit), *coverage]
 
 
-def _noise_cells(noise: Noise) -> tuple[str, ...]:
-    bursts = ("", "", "")
-    if noise.burst_share:
-        bursts = (
-            f"{noise.burst_share:.1%}", f"{noise.burst_steps:.1f}", f"{noise.burst_factor:.2f}"
-        )  # fmt: skip
-    slow = f", {noise.slow_share:.0%} slow" if noise.slow_share else ""
-    return (
-        f"{noise.spread:.1%}",
-        f"{noise.correlation:.2f}",
-        *bursts,
-        f"{noise.tail:.1f}" if math.isfinite(noise.tail) else "",
-        f"{noise.launch_spread:.1%}{slow}",
+def noises_table(audit: Audit) -> Table:
+    """Return the noise of each point of a study."""
+    known = {name: _known(noise) for name, noise in audit.noises.items()}
+    records = Records(list(known.values()), [f"noises.{name}" for name in known])
+    columns = (
+        texts("point", list(known)),
+        *(
+            records.values(name, decimals=decimals, missing="")
+            for name, decimals in NOISE_DECIMALS.items()
+            if any(name in noise for noise in known.values())
+        ),
     )
+    note = "Spread, correlation: of steps that are not slow; bursts, tail, slow: if there are any."
+    return Table("Noise of this study", columns, note, "noise", AUDIT)
+
+
+def _known(noise: Noise) -> dict[str, float]:
+    """Return the parameters of a noise without those of bursts and other events that it lacks."""
+    found: dict[str, float] = asdict(noise)
+    absent = [
+        *(name for name in found if name.startswith("burst") and not noise.burst_share),
+        *(["slow_share"] * (not noise.slow_share)),
+        *(["tail"] * math.isinf(noise.tail)),
+    ]
+    return {name: value for name, value in found.items() if name not in absent}
+
+
+def intervals_table(audit: Audit) -> Table:
+    """Return how often each interval of simulated studies contains the truth."""
+    records = Records.of(audit.intervals, "intervals")
+    found = [interval.coverage for interval in audit.intervals]
+    shares = [coverage.share if coverage.given else None for coverage in found]
+    widths = [{"width": each.width if each.given else None} for each in found]
+    term = find_term("coverage", "covered")
+    columns = (
+        records.texts("point"),
+        texts("interval", [interval.label for interval in audit.intervals]),
+        computed("contains the truth", "%", shares, term=term, missing="withheld"),
+        texts("", [f"below {ENOUGH:.0%}" if coverage.is_weak else "" for coverage in found]),
+        Records(widths, [f"{at}.coverage" for at in records.at]).values("width"),
+        records.counts("coverage.given"),
+        records.counts("coverage.replications"),
+    )
+    note = "Simulated studies have the autocorrelation, bursts, tail and launches of this study."
+    return Table("Coverage of the intervals", columns, note, "audit", AUDIT)
 
 
 def coverage_cell(found: Coverage) -> str:

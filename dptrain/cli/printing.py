@@ -81,22 +81,21 @@ def print_networks(
     """Print what `dptrain.describe.list_networks` and `list_presets` return."""
     if as_json:
         return _print_json({"networks": rows, "presets": presets})
-    table = _table("Networks", ["network", "description", "parameters", "data"], {2})
-    for row in rows:
-        table.add_row(
-            row["network"], row["description"], f"{row['parameters']:,}", row["data"] or ""
-        )
-    print_tables([table])
+    heads = ("network", "description", "parameters", "data")
+    cells = [
+        (row["network"], row["description"], f"{row['parameters']:,}", row["data"] or "")
+        for row in rows
+    ]
+    print_tables([Table.of_rows("Networks", heads, cells, text=(*heads[:2], heads[3]))])
     console = make_console()
     console.print(
         "NETWORK can also be mlp-A-B-C, which predicts values, classifier-A-B-C, which predicts "
         "classes, or multilabel-A-B-C, with A, B and C units per layer, or a .toml file. `dptrain "
         "train --network NETWORK --dry-run` shows the recipe."
     )
-    table = _table("Presets", ["preset", "description"], set())
-    for preset in presets:
-        table.add_row(preset["preset"], preset["description"])
-    print_tables([table])
+    names = ("preset", "description")
+    lines = [(preset["preset"], preset["description"]) for preset in presets]
+    print_tables([Table.of_rows("Presets", names, lines, text=names)])
     console.print(
         "`dptrain train --config PRESET` trains with a preset; flags replace its settings."
     )
@@ -127,19 +126,19 @@ def print_data(found: Mapping[str, Any]) -> None:
         "digest": found["digest"],
     }
     print_values(values, as_json=False)
-    table = _table(
-        "Splits", ["split", "samples", "inputs", "mean", "deviation", "targets"], {1, 3, 4}
-    )
-    for split in found["splits"]:
-        inputs = split["inputs"]
-        table.add_row(
+    heads = ("split", "samples", "inputs", "mean", "deviation", "targets")
+    rows = [
+        (
             split["name"],
             f"{split['samples']:,}",
-            f"{inputs['low']:.4g} to {inputs['high']:.4g}",
-            f"{inputs['mean']:.4g}",
-            f"{inputs['deviation']:.4g}",
+            f"{split['inputs']['low']:.4g} to {split['inputs']['high']:.4g}",
+            f"{split['inputs']['mean']:.4g}",
+            f"{split['inputs']['deviation']:.4g}",
             _targets(split),
         )
+        for split in found["splits"]
+    ]
+    table = Table.of_rows("Splits", heads, rows, text=("split", "inputs", "targets"))
     print_tables([table, *_class_table(found["splits"])])
 
 
@@ -155,11 +154,16 @@ def _class_table(splits: Sequence[Mapping[str, Any]]) -> Iterable[Table]:
     names = list(dict.fromkeys(name for split in splits for name in split["classes"]))
     if not names:
         return
-    table = _table("Classes", ["class", *(split["name"] for split in splits)], {1, 2})
-    for name in names:
-        shares = (split["classes"].get(name, 0) / max(split["read"], 1) for split in splits)
-        table.add_row(name, *(f"{share:.1%}" for share in shares))
-    yield table
+    shares = [
+        [split["classes"].get(name, 0) / max(split["read"], 1) for split in splits]
+        for name in names
+    ]
+    rows = [
+        (name, *(f"{share:.1%}" for share in found))
+        for name, found in zip(names, shares, strict=True)
+    ]
+    heads = ("class", *(split["name"] for split in splits))
+    yield Table.of_rows("Classes", heads, rows, text=("class",))
 
 
 def print_findings(findings: Sequence[Finding], *, as_json: bool) -> None:
@@ -216,7 +220,7 @@ def print_profile(profile: Profile, output: Path | None, *, as_json: bool) -> No
     """Print what `training.profiling.profiling.profile` returns, and the folder of its files."""
     if as_json:
         return click.echo(profile.text())
-    from dptrain.measure.profile.profile_tables import profile_report
+    from dptrain.measure.profile.profile_lines import profile_report
 
     written = [] if output is None else [f"written: {output}"]
     print_tables([*profile_report(profile), *written])
@@ -255,12 +259,6 @@ def _print_json(value: Any) -> None:
     click.echo(dump_json(value, indent=2, ensure_ascii=False))
 
 
-def _table(title: str, columns: Sequence[str], right: Iterable[int]) -> Table:
-    """Return an empty table with numbers in the columns `right`."""
-    numbers = set(right)
-    return Table(title, columns, [name for i, name in enumerate(columns) if i not in numbers])
-
-
 def _shape(shape: Sequence[int]) -> str:
     return "×".join(map(str, shape))
 
@@ -286,22 +284,19 @@ def _heading(description: Mapping[str, Any]) -> str:
 
 
 def _layer_table(description: Mapping[str, Any]) -> Table:
-    columns = ["layer", "output", "parameters", "forward\nMFLOP"]
     backward = ["backward\nMFLOP"] if description["training"] else []
-    table = _table("Layers, for one sample", columns + backward, {2, 3, 4})
-    rows = description["layers"]
+    heads = ["layer", "output", "parameters", "forward\nMFLOP", *backward]
+    keys = ["forward_flops", "backward_flops"][: 1 + len(backward)]
 
-    def add(name: str, shape: str, counts: Mapping[str, int]) -> None:
-        keys = ["forward_flops", "backward_flops"][: 1 + len(backward)]
+    def cells(name: str, shape: str, counts: Mapping[str, int]) -> list[str]:
         parameters = f"{counts['parameters']:,}" if counts["parameters"] else ""
-        table.add_row(name, shape, parameters, *(_millions(counts[key]) for key in keys))
+        return [name, shape, parameters, *(_millions(counts[key]) for key in keys)]
 
-    for row in rows:
-        add(row["name"], _shape(row["output_shape"]), row)
-    table.add_line()
-    keys = ("parameters", "forward_flops", "backward_flops")
-    add("total", "", {key: sum(row[key] for row in rows) for key in keys})
-    return table
+    layers = description["layers"]
+    rows = [cells(row["name"], _shape(row["output_shape"]), row) for row in layers]
+    total = {key: sum(row[key] for row in layers) for key in ("parameters", *keys)}
+    rows += [[], cells("total", "", total)]
+    return Table.of_rows("Layers, for one sample", heads, rows, text=heads[:2])
 
 
 def _stage_table(description: Mapping[str, Any]) -> Table:
@@ -309,21 +304,22 @@ def _stage_table(description: Mapping[str, Any]) -> Table:
 
     title = f"Groups of layers that {description['backend']} computes together, for a full batch"
     backward = ["backward\nMFLOP"] if description["training"] else []
-    columns = ["group", "forward\nMFLOP", *backward, "MB\nmoved"]
-    table = _table(title, columns, {1, 2, 3})
+    heads = ["group", "forward\nMFLOP", *backward, "moved\nMB"]
     keys = ["forward_flops", "backward_flops"][: 1 + len(backward)]
-    for row in group_stages(description["stages"]):
-        megabytes = f"{row['bytes_moved'] / 1e6:,.3f}"
-        table.add_row(row["group"], *(_millions(row[key]) for key in keys), megabytes)
-    return table
+    rows = [
+        (
+            row["group"],
+            *(_millions(row[key]) for key in keys),
+            f"{row['bytes_moved'] / 1e6:,.3f}",
+        )
+        for row in group_stages(description["stages"])
+    ]
+    return Table.of_rows(title, heads, rows, text=heads[:1])
 
 
 def _memory_table(description: Mapping[str, Any]) -> Table:
-    table = _table("Memory", ["for", "MB"], {1})
     memory = dict(description["memory_bytes"])
     total = memory.pop("total")
-    for name, size in memory.items():
-        table.add_row(name, f"{size / 1e6:,.3f}")
-    table.add_line()
-    table.add_row("total", f"{total / 1e6:,.3f}")
-    return table
+    rows: list[tuple[str, ...]] = [(k, f"{size / 1e6:,.3f}") for k, size in memory.items()]
+    rows += [(), ("total", f"{total / 1e6:,.3f}")]
+    return Table.of_rows("Memory", ("for", "MB"), rows, text=("for",))

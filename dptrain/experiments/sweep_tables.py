@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dptrain.experiments.measuring import size_text
 from dptrain.experiments.network_changes import AXES
-from dptrain.experiments.tables import digits, duration
 from dptrain.measure.statistics import Estimate
-from dptrain.tables import Table
+from dptrain.numbers import decimals_for
+from dptrain.tables import Column, Records, Table, texts
+from dptrain.vocabulary import find_term
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from dptrain.experiments.sweep_results import PointResult
 
+SWEEP = "sweep"
+"""Name of the files, without suffix."""
 BY_TIME = "accuracy-by-time"
 """Name of the plot of scores against step times."""
 MAX_BY_TIME = 28
@@ -45,86 +49,60 @@ def changes_networks(results: Sequence[PointResult]) -> bool:
 
 
 def sweep_table(results: Sequence[PointResult]) -> Table:
-    """Return the points in order, with score, time and memory; the best score is marked.
-
-    Columns without a value are omitted.
-    """
-    scored = next((r.scored for r in results if r.scored), "score")
+    """Return the points in order, with score, time and memory; the best scores are marked."""
+    records, best = Records.of(results), best_points(results)
     axes = list(results[0].point) if has_all_axes(results) else []
-    best = best_points(results)
-    columns: dict[str, list[str]] = {
-        **{name.replace("_", " "): [r.point[name] for r in results] for name in axes},
-        **({} if axes else {"point": [r.name for r in results]}),
-        scored: [_score(r, is_best=r in best) for r in results],
-        "95% interval": [
-            "" if r.score is None else interval_text(r.score, scored) for r in results
-        ],
-        "runs": [f"{r.runs}" + (f" + {r.failed} failed" if r.failed else "") for r in results],
-        "time per step": list(map(_step, results)),
-    }
-    if changes_networks(results):
-        columns |= {
-            "conv forward": _texts(results, "conv_forward_ms", lambda ms: f"{digits(ms)} ms"),
-            "share": _texts(results, "conv_forward_share", lambda share: f"{share:.0%}"),
-        }
-    columns |= {
-        "training": _texts(results, "training_s", duration),
-        "memory": _texts(results, "memory_bytes", size_text),
-    }
-    columns = {head: cells for head, cells in columns.items() if any(cells)}
-    shown = ["Means over seeds."]
-    if "95% interval" in columns:
-        shown.append("95% interval by Student's distribution from 3 seeds on.")
-    shown.append("* marks the best mean; points whose intervals overlap with it may be as good.")
-    if "conv forward" in columns:
-        shown.append("conv forward, share: stages with a convolution in a forward pass.")
+    scored = next((r.scored for r in results if r.scored), "score")
+    scores = [None if r.score is None else limited(r.score, r.scored) for r in results]
+    unit = "%" if scored.endswith("accuracy") else ""
+    scale = 100 if unit else 1
+    decimals = decimals_for([scale * score.value for score in scores if score])
+    points = Records(scores, records.at)
+    score = points.estimates("", scored, unit, decimals=decimals, centre="score")
+    columns = [
+        *(records.texts(f"point.{name}", name.replace("_", " ")) for name in axes),
+        *([] if axes else [records.texts("name", "point")]),
+        replace(score, term=find_term("sweep.score"), name="score"),
+        texts("", ["best" if result in best else "" for result in results]),
+        records.counts("runs"),
+        *([records.counts("failed")] if any(records.found("failed")) else []),
+        replace(records.values("step_ms"), term=find_term("sweep.step_ms")),
+        *(_convolution_columns(records) if changes_networks(results) else []),
+        records.values("training_s"),
+        records.values("memory_bytes", unit="MB"),
+    ]
+    note = (
+        "Means over seeds, with 95% intervals by Student's distribution from 3 seeds on; steps are "
+        "medians. Points whose intervals overlap with the best one may be as good. Training: steps "
+        "× median step."
+    )
     return Table(
         "Points of the sweep",
-        list(columns),
-        text=() if axes else ("point",),
-        rows=list(zip(*columns.values(), strict=True)),
+        tuple(columns),
+        note,
+        "points",
+        f"{SWEEP}.csv",
         keys=max(len(axes), 1),
-        caption=" ".join(shown),
     )
-
-
-def _texts(results: Sequence[PointResult], name: str, text: Callable[[float], str]) -> list[str]:
-    found = [getattr(result, name) for result in results]
-    return ["" if value is None else text(value) for value in found]
-
-
-def _score(result: PointResult, *, is_best: bool) -> str:
-    if result.score is None:
-        return "–"
-    return ("* " if is_best else "") + _text(result.score.value, result.scored)
-
-
-def _step(result: PointResult) -> str:
-    """Return the median step, with half the distance of its quartiles."""
-    if result.step_ms is None:
-        return ""
-    q1, q3 = result.step_q1_ms, result.step_q3_ms
-    spread = "" if q1 is None or q3 is None else f" ±{(q3 - q1) / 2 / result.step_ms:.0%}"
-    return f"{digits(result.step_ms)} ms{spread}"
 
 
 def kinds_table(results: Sequence[PointResult]) -> Table:
     """Return the times of a forward pass, a row for each point and kind of operation."""
     columns = ("point", "kind", "time ms", "share", "cumulative", "read + written")
-    table = Table("A forward pass by kind of operation", columns, text=columns[:2], keys=2)
+    rows: list[tuple[str, ...]] = []
     for result in results:
-        for i, kind in enumerate(result.kinds):
-            table.add_row(
-                "" if i else result.name,
+        rows += [()] if rows and result.kinds else []
+        for kind in result.kinds:
+            rows.append((
+                result.name,
                 kind.kind,
                 f"{kind.forward_ms:.3f}",
                 f"{kind.share:.1%}",
                 f"{kind.cumulative_share:.1%}",
                 size_text(kind.forward_bytes),
-            )
-        if result.kinds:
-            table.add_line()
-    return table
+            ))  # fmt: skip
+    title = "A forward pass by kind of operation"
+    return Table.of_rows(title, columns, rows, text=columns[:2], keys=2)
 
 
 def best_points(results: Sequence[PointResult]) -> list[PointResult]:
@@ -137,16 +115,12 @@ def best_points(results: Sequence[PointResult]) -> list[PointResult]:
     return [result for value, result in scored if value == best]
 
 
-def interval_text(score: Estimate, scored: str) -> str:
-    """Return the interval of a score; empty for a few seeds."""
-    if not math.isfinite(score.low):
-        return ""
-    score = limited(score, scored)
-    return f"{_text(score.low, scored)} – {_text(score.high, scored)}"
-
-
-def _text(value: float, scored: str) -> str:
-    return f"{value:.2%}" if scored.endswith("accuracy") else f"{value:.4g}"
+def _convolution_columns(records: Records) -> list[Column]:
+    """Return the columns of the stages with a convolution in a forward pass."""
+    return [
+        records.values("conv_forward_ms"),
+        records.values("conv_forward_share", decimals=0),
+    ]
 
 
 def plot_sweep(results: Sequence[PointResult], folder: Path) -> list[Path]:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from dptrain.experiments.cases import INFERENCE, TRAINING
-from dptrain.experiments.findings import SATURATED, Finding, View, by_configuration, find
+from dptrain.experiments.findings import SATURATED, Finding, View, by_configuration, find, rows
 from dptrain.experiments.measuring import Result, size_text
 from dptrain.experiments.memory_budget import HOST_TOO_SMALL
-from dptrain.tables import Table
+from dptrain.numbers import fixed
+from dptrain.tables import MISSING, Cell, Column, Number, Records, Table, bounds, texts
+from dptrain.vocabulary import find_term
+
+BENCH = "bench"
+"""Name of the files of a benchmark, without suffix."""
 
 
 def bench_tables(results: Sequence[Result], view: View) -> list[Table]:
@@ -23,11 +28,11 @@ def bench_tables(results: Sequence[Result], view: View) -> list[Table]:
         inference = [r for r in ordered if r.task == INFERENCE]
         searches = [r for r in ordered if r.case.searches]
         if training:
-            tables.append(training_table(training, view, configuration))
+            tables.append(times_table(results, training, view, f"Training, {configuration}"))
         if inference:
-            tables.append(inference_table(inference, view, configuration))
+            tables.append(times_table(results, inference, view, f"Inference, {configuration}"))
         if searches:
-            tables.append(largest_table(searches, configuration))
+            tables.append(largest_table(results, searches, f"Largest batches, {configuration}"))
         tables.append(findings_table(find(own, view), view, configuration))
     return tables + comparison_tables(results)
 
@@ -49,18 +54,18 @@ def comparison_tables(results: Sequence[Result]) -> list[Table]:
         return []
     tables = []
     for task, noun in ((TRAINING, "training step"), (INFERENCE, "forward pass")):
-        rows: dict[tuple[int, str, int], dict[tuple[str, str, int], float]] = {}
+        times: dict[tuple[int, str, int], dict[tuple[str, str, int], float]] = {}
         for r in results:
             if r.task == task and r.timing is not None:
-                row = rows.setdefault((r.parameters, r.network, r.samples), {})
+                row = times.setdefault((r.parameters, r.network, r.samples), {})
                 row[r.case.configuration] = r.median_ms
-        if rows:
-            tables.append(_comparison(rows, groups, f"Comparison: {noun}, ms"))
+        if times:
+            tables.append(_comparison(times, groups, f"Comparison: {noun}, ms"))
     return tables
 
 
 def _comparison(
-    rows: Mapping[tuple[int, str, int], Mapping[tuple[str, str, int], float]],
+    cases: Mapping[tuple[int, str, int], Mapping[tuple[str, str, int], float]],
     groups: Sequence[tuple[str, str, int]],
     title: str,
 ) -> Table:
@@ -68,86 +73,188 @@ def _comparison(
         f"{backend} {precision}" + (f" x{threads}" if threads > 1 else "")
         for backend, precision, threads in groups
     ]
-    table = _table(title, "network", "batch", *names, "fastest")
-    before = ""
-    for (_, network, samples), times in sorted(rows.items()):
+    heads = ("network", "batch", *names, "fastest")
+    cells = []
+    for (_, network, samples), times in sorted(cases.items()):
         fastest = min(times, key=times.__getitem__)
         slowest = max(times.values())
-        cells = [
-            digits(times[configuration]) if configuration in times else ""
-            for configuration in groups
-        ]
+        texts_ = [digits(times[each]) if each in times else "" for each in groups]
         name = names[groups.index(fastest)]
         gain = f"{name}, {slowest / times[fastest]:.1f}×" if len(times) > 1 else ""
-        table.add_row(network if network != before else "", f"{samples:,}", *cells, gain)
-        before = network
-    table.caption = "×: speed relative to the slowest in the row"
-    return table
+        cells.append((network, f"{samples:,}", *texts_, gain))
+    note = "×: speed relative to the slowest in the row"
+    return Table.of_rows(title, heads, cells, text=("network", "fastest"), note=note, keys=2)
 
 
-def training_table(results: Sequence[Result], view: View, configuration: str) -> Table:
-    """Return the times of training steps, a row for each network and batch size."""
-    epochs = "epoch" if view.epochs == 1 else f"{view.epochs:,} epochs"
-    energy = _energy_column(results)
-    title = f"Training, {configuration}"
-    table = _table(title, "network", "batch", "step ms", "outliers", "samples/s", epochs, *energy)
-    for r, name in zip(results, _names(results), strict=True):
-        if r.timing is None:
-            _refused(table, r, name, 4 + len(energy))
-            continue
-        table.add_row(
-            name,
-            f"{r.samples:,}",
-            *_time(r),
-            f"{r.samples_per_s:,.0f}",
-            duration(view.training_s(r)),
-            *[_energy(r)] * len(energy),
+def times_table(
+    results: Sequence[Result],
+    chosen: Sequence[Result],
+    view: View,
+    title: str,
+    *,
+    name: str = "",
+    shows_configuration: bool = False,
+) -> Table:
+    """Return the times of training steps or forward passes, a row for each case.
+
+    Args:
+        results: all results, in the order of the file.
+        chosen: those of the table, of one task; some may not have been timed.
+        view: parameters of the evaluation.
+        title, name: as in `dptrain.tables.Table`.
+        shows_configuration: whether a column names the backend, precision and threads.
+    """
+    records, trains = _records(results, chosen, view), chosen[0].task == TRAINING
+    remarks = [_remark(result) for result in chosen]
+    columns = [
+        *_which(records, shows_configuration),
+        records.counts("samples", is_key=True),
+        _medians(records),
+        records.values("samples_per_s", decimals=0),
+        records.counts("outliers"),
+        *([_epochs(records, view)] if trains else [_in_time_column(chosen, view)]),
+        *_energies(chosen),
+        *(
+            replace(column, is_detail=True)
+            for column in (
+                records.counts("n"), records.values("gflops"), records.values("allocated_bytes"),
+            )
+        ),
+        *([texts("remark", remarks, kind="prose")] if any(remarks) else []),
+    ]  # fmt: skip
+    budget = size_text(min(result.available_bytes for result in chosen))
+    note = f"Throughput: of the median. Memory budget: {budget}."
+    if trains:
+        note = f"Epoch: {view.epoch_samples:,} samples, estimated from the time per step. {note}"
+    return _of_file(title, _in_vocabulary(columns), note, name)
+
+
+def _of_file(title: str, columns: Sequence[Column], note: str, name: str) -> Table:
+    keys = max((i + 1 for i, column in enumerate(columns) if column.is_key), default=1)
+    return Table(title, tuple(columns), note, name, f"{BENCH}.csv", keys=keys)
+
+
+def _in_vocabulary(columns: Sequence[Column]) -> list[Column]:
+    """Return columns with the definitions of benchmarks, whose file has no enclosing keys."""
+    found = []
+    for column in columns:
+        term = find_term("bench", column.name)
+        is_own = term is not None and term.name.startswith("bench.")
+        found.append(
+            replace(column, term=term, head=term.label, unit=column.unit or term.shown_unit)
+            if term is not None and is_own
+            else column
         )
-    budget = size_text(min(r.available_bytes for r in results))
-    table.caption = (
-        f"epoch: {view.epoch_samples:,} samples, estimated from the time per step; memory budget: "
-        f"{budget}"
+    return found
+
+
+def _records(results: Sequence[Result], chosen: Sequence[Result], view: View) -> Records:
+    """Return the rows of the file that belong to some results."""
+    items, numbers = rows(results, view), [list(results).index(each) for each in chosen]
+    return Records([_measured(items[number]) for number in numbers], list(map(str, numbers)))
+
+
+def _measured(row: Mapping[str, object]) -> Mapping[str, object]:
+    """Return a row without rates and memory if nothing was timed, which are 0 in the file."""
+    absent = ("samples_per_s", "gflops", "allocated_bytes") if row["median_ms"] is None else ()
+    return {name: value for name, value in row.items() if name not in absent}
+
+
+def _which(records: Records, shows_configuration: bool) -> list[Column]:
+    """Return the columns that name a case."""
+    columns = [records.texts("network", "network")]
+    if shows_configuration:
+        columns += [records.texts(name, name) for name in ("backend", "precision")]
+        columns.append(records.counts("threads", "threads"))
+    return columns
+
+
+def _medians(records: Records) -> Column:
+    """Return a column of medians with their quartiles."""
+    cells: list[Cell] = []
+    for row, at in zip(records.items, records.at, strict=True):
+        if row["median_ms"] is None:
+            cells.append((MISSING,))
+            continue
+        median = Number(fixed(row["median_ms"], 3), row["median_ms"], f"{at}.median_ms", "median")
+        names = ("q1_ms", "q3_ms")
+        ends = bounds(row["q1_ms"], row["q3_ms"], 3, at, names) if row["n"] > 1 else ()
+        cells.append((median, *ends))
+    term = find_term("median_ms")
+    return Column("median", "ms (quartiles)", tuple(cells), term=term, name="time_ms")
+
+
+def _epochs(records: Records, view: View) -> Column:
+    head = "epoch" if view.epochs == 1 else f"{view.epochs:,} epochs"
+    return records.values("training_s", head)
+
+
+def _in_time_column(chosen: Sequence[Result], view: View) -> Column:
+    verdicts = ["" if r.timing is None else "yes" if view.in_time(r) else "no" for r in chosen]
+    return texts(f"within {duration(view.within_s)}", verdicts)
+
+
+def _energies(chosen: Sequence[Result]) -> list[Column]:
+    """Return a column of energies; none if no counter could be read."""
+    found = [None if r.energy is None else r.energy.joules_per_sample for r in chosen]
+    if not any(found):
+        return []
+    scaled = [None if each is None else each.times(1e3) for each in found]
+    column = Records(scaled, [""] * len(scaled)).estimates("", "energy", "mJ/sample")
+    return [replace(column, kind="computed", term=find_term("joules_per_sample"))]
+
+
+def _remark(result: Result) -> str:
+    """Return why a case was not measured, or a remark."""
+    if result.why:
+        return result.why
+    is_refused = result.timing is None and result.needed_bytes > result.available_bytes
+    return f"needs {size_text(result.needed_bytes)}" if is_refused else ""
+
+
+def largest_table(
+    results: Sequence[Result],
+    searches: Sequence[Result],
+    title: str,
+    *,
+    name: str = "",
+    shows_configuration: bool = False,
+) -> Table:
+    """Return the largest batches, a row for each network and task.
+
+    Args:
+        results: all results, in the order of the file.
+        searches: those of the table.
+        title, name, shows_configuration: as for `times_table`.
+    """
+    records = _records(results, searches, View())
+    remarks = [_limit(result) for result in searches]
+    columns = [
+        *_which(records, shows_configuration),
+        texts("task", [TRAINING if r.case.trains else INFERENCE for r in searches]),
+        records.counts("samples"),
+        records.values("needed_bytes"),
+        records.values("available_bytes"),
+        records.values("next_bytes"),
+        *([texts("remark", remarks, kind="prose")] if any(remarks) else []),
+    ]
+    columns = [
+        replace(column, head="largest batch") if column.name == "samples" else column
+        for column in _in_vocabulary(columns)
+    ]
+    note = (
+        "By plans: memory that a plan needs, memory that was free or allowed, and memory of the "
+        "next larger batch."
     )
-    return table
+    return _of_file(title, columns, note, name)
 
 
-def inference_table(results: Sequence[Result], view: View, configuration: str) -> Table:
-    """Return the times of forward passes, a row for each network and batch size."""
-    limit = f"within {duration(view.within_s)}"
-    energy = _energy_column(results)
-    title = f"Inference, {configuration}"
-    table = _table(title, "network", "batch", "time ms", "outliers", "samples/s", limit, *energy)
-    for r, name in zip(results, _names(results), strict=True):
-        if r.timing is None:
-            _refused(table, r, name, 4 + len(energy))
-            continue
-        verdict = "yes" if view.in_time(r) else "no"
-        table.add_row(
-            name,
-            f"{r.samples:,}",
-            *_time(r),
-            f"{r.samples_per_s:,.0f}",
-            f"{verdict}, {r.why}" if r.why else verdict,
-            *[_energy(r)] * len(energy),
-        )
-    return table
-
-
-def largest_table(results: Sequence[Result], configuration: str) -> Table:
-    """Return the largest batches, a row for each network and task."""
-    budget = size_text(min(r.available_bytes for r in results))
-    title = f"Largest batch in {budget}, {configuration}"
-    table = _table(title, "network", "task", "batch", "memory", "next batch")
-    for r, name in zip(results, _names(results), strict=True):
-        task = TRAINING if r.case.trains else INFERENCE
-        if r.largest is None or not r.fits:
-            table.add_row(name, task, "none" if r.largest is not None else "", "", r.why)
-            continue
-        over = r.largest.next_bytes - r.available_bytes
-        beyond = f"{size_text(over)} too large" if over > 0 else _short(r.largest.why)
-        needs = size_text(r.largest.needed_bytes)
-        table.add_row(name, task, f"{r.samples:,}", needs, beyond)
-    return table
+def _limit(result: Result) -> str:
+    """Return what limits the batch, if it is not the memory budget."""
+    if result.largest is None or not result.fits:
+        return result.why
+    is_memory = result.largest.next_bytes > result.available_bytes
+    return "" if is_memory else f"the next batch {_short(result.largest.why)}"
 
 
 def findings_table(findings: Sequence[Finding], view: View, configuration: str) -> Table:
@@ -161,15 +268,15 @@ def findings_table(findings: Sequence[Finding], view: View, configuration: str) 
         f"within {duration(view.within_s)}": [_in_time(f) for f in findings],
     }
     columns = {heading: values for heading, values in columns.items() if any(values)}
-    table = Table(f"Summary, {configuration}", tuple(columns), text=("network",))
-    for row in zip(*columns.values(), strict=True):
-        table.add_row(*row)
+    note = ""
     if saturates in columns:
-        table.caption = (
+        note = (
             f"{saturates}: the smallest batch size with at least {SATURATED:.0%} of the best "
             "samples/s"
         )
-    return table
+    rows_ = list(zip(*columns.values(), strict=True))
+    title = f"Summary, {configuration}"
+    return Table.of_rows(title, tuple(columns), rows_, text=("network",), note=note)
 
 
 def _in_time(finding: Finding) -> str:
@@ -181,32 +288,6 @@ def _in_time(finding: Finding) -> str:
 
 def _short(why: str) -> str:
     return "exceeds host memory" if why == HOST_TOO_SMALL else "exceeds index range"
-
-
-def _energy_column(results: Sequence[Result]) -> list[str]:
-    """Return the heading of the column of energies; none if no counter could be read."""
-    known = any(r.energy is not None and r.energy.joules_per_sample is not None for r in results)
-    return ["mJ/sample (95%)"] * known
-
-
-def _energy(result: Result) -> str:
-    """Return millijoules per sample with half the 95% interval."""
-    if result.energy is None or result.energy.joules_per_sample is None:
-        return ""
-    value = result.energy.joules_per_sample.times(1e3)
-    half = (value.high - value.low) / 2
-    return digits(value.value) + (f" ±{half / value.value:.0%}" if math.isfinite(half) else "")
-
-
-def _time(result: Result) -> tuple[str, str]:
-    """Return the median with half the interquartile range, and the share of outliers."""
-    assert result.timing is not None
-    times, outliers = result.timing.time_ms, result.timing.outliers
-    share = f"{outliers / times.n:.0%}" if outliers >= times.n / 100 else "< 1%"
-    if times.n == 1:
-        return f"{digits(times.median)} (1 run)", ""
-    around = f"{digits(times.median)} ±{(times.q3 - times.q1) / 2 / times.median:.0%}"
-    return around, share if outliers else ""
 
 
 def digits(value: float) -> str:
@@ -225,24 +306,3 @@ def duration(seconds: float) -> str:
 
 def _list(numbers: Sequence[int]) -> str:
     return ", ".join(map(str, numbers))
-
-
-def _names(results: Sequence[Result]) -> list[str]:
-    """Return the names of the networks; empty if the row above has the same name."""
-    names = [r.network for r in results]
-    return [
-        name if name != before else "" for name, before in zip(names, ["", *names], strict=False)
-    ]
-
-
-def _table(title: str, *columns: str) -> Table:
-    texts = ("network", "task", "time of a run", "fastest")
-    text = [column for column in columns if column in texts or column.startswith("within")]
-    return Table(title, columns, text, keys=2)
-
-
-def _refused(table: Table, result: Result, name: str, cells: int) -> None:
-    if result.needed_bytes > result.available_bytes:
-        table.add_row(name, f"{result.samples:,}", f"needs {size_text(result.needed_bytes)}")
-    else:
-        table.add_row(name, f"{result.samples:,}", *[""] * (cells - 1), result.why)

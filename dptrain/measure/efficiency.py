@@ -9,14 +9,15 @@ communication and update. They are measured in turns, in blocks of steps.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dptrain.measure.statistics import FEWEST, Estimate, ratio_of_walls, unseen_share
 from dptrain.measure.tail_index import tail_note
-from dptrain.tables import Table
+from dptrain.tables import Records, Table, computed, texts
+from dptrain.vocabulary import find_term
 
 
 @dataclass(frozen=True)
@@ -111,16 +112,19 @@ def efficiency_table(efficiency: Efficiency, *, size: int) -> Table:
     """Return a table of weak and strong efficiency with their intervals."""
     baseline = efficiency.baseline
     title = f"Scaling efficiency at {size} ranks (measured)"
-    columns = ("scaling", "E", "95% interval", "definition", "blocks")
-    table = Table(title, columns, text=("scaling", "definition"))
-
-    def row(name: str, value: Estimate | None, definition: str) -> None:
-        if value is not None:
-            interval = f"{value.low:.3f} – {value.high:.3f}"
-            table.add_row(name, f"{value.value:.3f}", interval, definition, str(value.n))
-
-    row("weak", efficiency.weak, "T(1) / T(p), same work per rank")
-    row("strong", efficiency.strong, "T(1) / (p T(p)), same global minibatch")
+    definitions = {
+        "weak": "T(1) / T(p), same work per rank",
+        "strong": "T(1) / (p T(p)), same global minibatch",
+    }
+    names = [name for name in definitions if getattr(efficiency, name) is not None]
+    found = Records([getattr(efficiency, name) for name in names], names)
+    blocks = computed("blocks", "", [value.n for value in found.items], decimals=0)
+    columns = (
+        texts("scaling", names),
+        found.estimates("", "efficiency", "%"),
+        texts("definition", [definitions[name] for name in names], kind="prose"),
+        replace(blocks, term=find_term("blocks")),
+    )
     lines = [
         "The steps of rank 0 alone alternate with those of the job and take "
         f"{baseline.cost:.1%} of the run. One launch does not show how much the efficiency differs "
@@ -133,5 +137,4 @@ def efficiency_table(efficiency: Efficiency, *, size: int) -> Table:
         )
     if efficiency.note:
         lines.append(f"Note: {efficiency.note}.")
-    table.caption = " ".join(lines)
-    return table
+    return Table(title, columns, " ".join(lines))

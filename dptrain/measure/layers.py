@@ -199,18 +199,16 @@ def layers_table(rows: Sequence[LayerTimes], title: str) -> Table:
     columns = [
         "layers",
         "",
-        *(f"{name} µs" for name in backends),
-        *(f"{name} GFLOP/s" for name in first),
+        *(f"{name}\nµs" for name in backends),
+        *(f"{name}\nGFLOP/s" for name in first),
         *(f"{first[0]} / {name}" for name in others),
     ]
-    table = Table(title, columns, text=("layers", ""))
-    for row in rows:
-        table.add_row(row.layers, row.direction, *_cells(row, backends))
-    table.add_line()
+    cells: list[list[str]] = [[row.layers, row.direction, *_cells(row, backends)] for row in rows]
     total = {b: sum(r.by_backend[b].median for r in rows if b in r.by_backend) for b in backends}
     ratios = [f"{total[first[0]] / total[name]:.2f}" for name in others]
-    table.add_row("sum of all", "", *(f"{1e3 * t:.1f}" for t in total.values()), "", *ratios)
-    return table
+    sums = (f"{1e3 * time:.1f}" for time in total.values())
+    cells += [[], ["sum of all", "", *sums, "", *ratios]]
+    return Table.of_rows(title, columns, cells, text=("layers", ""))
 
 
 def _spread(time: StageTime) -> float:

@@ -1,6 +1,6 @@
 """Event files for TensorBoard, written with the package ``tensorboard``, without TensorFlow.
 
-Tags are the names of `dptrain.measure.vocabulary` in the groups ``train``, ``validation``, ``test``
+Tags are the names of `dptrain.vocabulary` in the groups ``train``, ``validation``, ``test``
 and ``time``, see `tag_of`.
 """
 

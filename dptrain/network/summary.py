@@ -20,24 +20,25 @@ class Summary:
 
     def __init__(self, network: Network) -> None:
         reads = () if network.is_chain else ("reads",)
-        columns = ("layer", "kind", *reads, "output", "parameters", "MACs")
-        self._table = Table(
-            f"{network.label}: input {_shape(network.input_shape)}, {network.num_outputs} outputs, "
-            f"loss {network.loss.kind}",
-            columns,
-            text=("layer", "kind", "reads"),
-            caption="MACs: multiply-adds of convolutions and dense layers for one sample",
-        )
+        heads = ("layer", "kind", *reads, "output", "parameters", "MACs")
+        rows: list[tuple[str, ...]] = []
         total = 0
         for node in network.nodes:
             macs, parameters = num_macs(node), sum(p.size for p in node.parameters)
             total += macs
             reads = () if network.is_chain else (", ".join(node.inputs),)
             shape, counts = _shape(node.output_shape), (f"{parameters:,}", f"{macs:,}")
-            self._table.add_row(node.name, type(node.layer).__name__, *reads, shape, *counts)
-        self._table.add_line()
-        blank = [""] * (len(columns) - 3)
-        self._table.add_row("all", *blank, f"{network.num_parameters:,}", f"{total:,}")
+            rows.append((node.name, type(node.layer).__name__, *reads, shape, *counts))
+        blank = [""] * (len(heads) - 3)
+        rows += [(), ("all", *blank, f"{network.num_parameters:,}", f"{total:,}")]
+        self._table = Table.of_rows(
+            f"{network.label}: input {_shape(network.input_shape)}, {network.num_outputs} outputs, "
+            f"loss {network.loss.kind}",
+            heads,
+            rows,
+            text=("layer", "kind", "reads"),
+            note="MACs: multiply-adds of convolutions and dense layers for one sample",
+        )
 
     def __repr__(self) -> str:
         return "\n".join(self._table.lines()).rstrip()

@@ -39,7 +39,7 @@ def runs_table(records: Sequence[Record], columns: Sequence[str] = ()) -> Table:
     rows = [[_cell(name, record.get(name)) for name in shown] for record in records]
     heads = [_heading(name) for name in shown]
     count = f"{len(records)} run{'s' if len(records) != 1 else ''}"
-    return Table(count, heads, [_heading(n) for n in shown if n in TEXT], rows=rows)
+    return Table.of_rows(count, heads, rows, text=[_heading(n) for n in shown if n in TEXT])
 
 
 def resume_lines(records: Sequence[Record]) -> list[str]:
@@ -60,7 +60,7 @@ def comparison_tables(found: Comparison) -> list[Table]:
         ("Results", found.results, "none"),
     )
     return [
-        Table(title, heads, heads, rows=_rows(values, absent))
+        Table.of_rows(title, heads, _rows(values, absent), text=heads)
         for title, values, absent in parts
         if values
     ]

@@ -88,7 +88,7 @@ class History(Sequence[Record]):
 
     def _repr_html_(self) -> str:
         rows = [[_text(record.get(name)) for name in self.names] for record in self._records]
-        return Table("", self.names, rows=list(rows)).to_html()
+        return Table.of_rows("", self.names, rows).to_html()
 
     def __repr__(self) -> str:
         if not self._records:

@@ -125,8 +125,8 @@ def specification_tables(spec: RunSpec) -> list[object]:
     names = ("setting", "value", "origin")
     columns = ("rank", "host", "processor", "device", "threads", "cores")
     return [
-        Table("Settings of the job", names, names, rows=settings),
-        Table("Ranks", columns, ("host", "processor", "device"), rows=ranks),
+        Table.of_rows("Settings of the job", names, settings, text=names),
+        Table.of_rows("Ranks", columns, ranks, text=("host", "processor", "device")),
     ]
 
 

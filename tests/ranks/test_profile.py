@@ -20,7 +20,7 @@ from dptrain.comm.world import World
 from dptrain.machine import own_cores
 from dptrain.measure.profile.loss_tables import losses_report
 from dptrain.measure.profile.profile import Profile
-from dptrain.measure.profile.profile_tables import profile_report, straggler_line
+from dptrain.measure.profile.profile_lines import profile_report, straggler_line
 from dptrain.network import BatchNorm2d, Conv2d, Dense, Flatten, Network, ReLU
 from dptrain.network.files import write_network
 from dptrain.training.profiling import losses

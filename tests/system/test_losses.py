@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dptrain.files import parse_json
-from dptrain.measure.vocabulary import find_term
+from dptrain.vocabulary import find_term
 from tests.system.launch import launch, succeed
 
 pytestmark = pytest.mark.more

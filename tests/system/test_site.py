@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 import dptrain
-from dptrain.measure.vocabulary import SECTIONS
 from dptrain.training.settings import OTHER_VARIABLES, settings
+from dptrain.vocabulary import SECTIONS
 from tests.system.browser import Browser
 from tests.system.launch import ROOT
 

@@ -20,11 +20,11 @@ import pytest
 from PIL import Image
 from safetensors.numpy import load_file
 
-from dptrain.measure.vocabulary import find_term
 from dptrain.network import get_network
 from dptrain.network.files import write_network
 from dptrain.runs.spans import Spans
 from dptrain.toml import read_toml
+from dptrain.vocabulary import find_term
 from tests.lazy import LazyModule
 from tests.system.launch import (
     command,

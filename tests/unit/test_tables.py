@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from dptrain.measure.console import make_console
-from dptrain.tables import MARGIN, Table, width_of, wrap
+from dptrain.tables import Table
+from dptrain.tables.terminal import MARGIN
+from dptrain.texts import width_of, wrap
 from tests.tiers import tiered
 
 ROOT = Path(__file__).parents[2]
@@ -31,7 +33,8 @@ def random_table(random_: random.Random) -> Table:
     text = [name for name in columns if random_.random() < 0.4]
     rows = [[cell(random_) for _ in columns] for _ in range(random_.randint(0, 8))]
     kept = [row if random_.random() < 0.9 else [] for row in rows]
-    return Table("", columns, text, rows=kept, keys=random_.randint(1, len(columns)))
+    keys = random_.randint(1, len(columns))
+    return Table.of_rows("", columns, kept, text=text, keys=keys)
 
 
 def letters(texts: list[str]) -> Counter[str]:
@@ -48,9 +51,9 @@ def test_every_character_of_every_cell_is_printed(first: int) -> None:
         assert max(map(width_of, lines)) <= width, seed
         # The first columns are repeated in each block, and each block has the same lines.
         rules = sum(set(line.strip()) == {"─"} for line in lines)
-        blocks, rest = divmod(rules, 1 + sum(not row for row in table.rows))
+        blocks, rest = divmod(rules, 1 + len(table.rules))
         assert not rest, seed
-        contents = [list(row) for row in (table.columns, *table.rows) if row]
+        contents = [[column.heading for column in table.columns], *table.texts]
         possible = [
             letters([text for row in contents for text in row[:keys] * blocks + row[keys:]])
             for keys in range(1, table.keys + 1)
@@ -60,7 +63,7 @@ def test_every_character_of_every_cell_is_printed(first: int) -> None:
 
 def test_a_table_without_columns_is_its_title_and_caption() -> None:
     """Runs whose files are damaged have no settings to list."""
-    assert "the title" in "\n".join(Table("the title", [], rows=[[], []]).lines(40))
+    assert "the title" in "\n".join(Table.of_rows("the title", [], [[], []]).lines(40))
 
 
 def test_a_table_has_its_natural_width_if_it_may() -> None:
@@ -68,7 +71,7 @@ def test_a_table_has_its_natural_width_if_it_may() -> None:
         table = random_table(random.Random(seed))
         natural = table.lines()
         assert table.lines(max(map(width_of, natural)) + 20) == natural, seed
-        cells = [line for row in table.rows for text in row for line in text.split("\n")]
+        cells = [line for row in table.texts for text in row for line in text.split("\n")]
         assert all(any(cell.rstrip() in line for line in natural) for cell in cells), seed
 
 
@@ -80,7 +83,7 @@ def test_numbers_are_broken_only_if_two_do_not_fit_next_to_each_other() -> None:
             ["a b c" * random_.randint(1, 9), *(f"{random_.random():.9f}" for _ in columns[1:])]
             for _ in range(5)
         ]
-        table, width = Table("", columns, ("run",), rows=list(rows)), random_.randint(28, 200)
+        table, width = Table.of_rows("", columns, rows, text=("run",)), random_.randint(28, 200)
         words = " ".join(table.lines(width)).split()
         assert all(number in words for row in rows for number in row[1:]), seed
 
@@ -97,7 +100,7 @@ def test_wrapping_keeps_words_and_widths() -> None:
 
 
 def test_long_titles_and_captions_are_wrapped() -> None:
-    table = Table("title " * 40, ("a",), caption="caption " * 40)
+    table = Table.of_rows("title " * 40, ("a",), [], note="caption " * 40)
     for width in (None, 20, 80, 500):
         lines = table.lines(width)
         assert max(map(len, lines)) <= min(width or 100, 100)
@@ -107,11 +110,11 @@ def test_long_titles_and_captions_are_wrapped() -> None:
 
 def test_a_pipe_receives_whole_lines(capsys: pytest.CaptureFixture[str]) -> None:
     columns = [f"column{i}" for i in range(60)]
-    table = Table("", columns, rows=[[str(i) * 9 for i in range(60)]])
+    table = Table.of_rows("", columns, [[str(i) * 9 for i in range(60)]])
     make_console().print(table)
     header, rule, row, *_ = capsys.readouterr().out.splitlines()
     assert header.split() == columns
-    assert row.split() == table.rows[0]
+    assert row.split() == table.texts[0]
     assert len(rule) == len(row) > 600
     assert rule == " " * MARGIN + "─" * (len(row) - MARGIN)
 
@@ -121,7 +124,7 @@ def test_a_terminal_receives_lines_that_fit(width: int, monkeypatch: pytest.Monk
     monkeypatch.setattr("dptrain.measure.console.terminal_width", lambda descriptor: width)
     console = make_console()
     console.file = io.StringIO()
-    console.print(Table("a title", [f"column{i}" for i in range(9)], rows=[["12345678"] * 9]))
+    console.print(Table.of_rows("a title", [f"column{i}" for i in range(9)], [["12345678"] * 9]))
     text = console.file.getvalue()
     plain = [line.rstrip() for line in text.replace("\x1b[1m", "").split("\n")]
     assert max(len(line.replace("\x1b[0m", "")) for line in plain) <= max(width, 20)

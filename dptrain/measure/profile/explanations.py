@@ -108,4 +108,4 @@ def explanation_table(plan: Plan, rows: Sequence[StageExplanation]) -> Table:
             other if time is None else f"{other} {time:.2f}×" for other, time in row.others
         )
         cells.append((name, phase, row.algorithm, row.tile, row.units, row.reason, others))
-    return Table(title, columns, columns, rows=cells)
+    return Table.of_rows(title, columns, cells, text=columns)

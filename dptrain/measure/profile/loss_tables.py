@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from dptrain.measure.machine.load import load_line
-from dptrain.measure.profile.known_tables import known_lines
+from dptrain.measure.profile.known_tables import VERDICTS, known_lines
 from dptrain.measure.profile.losses import (
     ALONE,
     BATCH_STATISTICS,
@@ -16,9 +17,9 @@ from dptrain.measure.profile.losses import (
     Loss,
     Losses,
 )
-from dptrain.measure.profile.tables import ms_cell
 from dptrain.measure.statistics import Estimate
-from dptrain.tables import Table
+from dptrain.tables import Records, Table, computed, texts
+from dptrain.vocabulary import find_term, label_of
 
 MEANINGS = {
     "contention": "all ranks work, without sums or waiting",
@@ -31,14 +32,6 @@ MEANINGS = {
 }
 """What changes from one row to the next."""
 
-FACTOR_NAMES = {
-    "parallel": "parallel efficiency",
-    "load_balance": "load balance",
-    "serialisation": "serialisation",
-    "transfer": "transfer",
-}
-
-
 AGREE = {True: "yes", False: "no", None: "too few steps"}
 
 
@@ -50,8 +43,6 @@ def losses_report(losses: Losses) -> list[str | Table]:
         found.append(f"the table of losses is withheld: {losses.withheld}")
     else:
         found.append(_losses_table(losses))
-        if not losses.overlaps:
-            found.append(no_overlap(losses))
     found += known_lines(losses.recoveries)
     found += [
         f"computation scaling: {scaling.value:.3f} ({scaling.low:.3f} – {scaling.high:.3f}), step "
@@ -65,40 +56,82 @@ def losses_report(losses: Losses) -> list[str | Table]:
     return found
 
 
-def _losses_table(losses: Losses) -> Table:
-    job, alone = losses.step_ms[DURING], losses.step_ms[ALONE]
-    rows: list[tuple[str, ...]] = [
-        ("rank 0 alone", *_cells(alone), f"{alone.value / job.value:.1%}", "others are idle"),
-        (),
-    ]
-    for loss in losses.losses[: num_rows(losses)]:
-        sign = "+" if loss.time_ms.value >= 0 else "−"
-        size = ms_cell(abs(loss.time_ms.value))
-        cells = (f"{sign} {size}", _interval(loss.time_ms), f"{loss.share:.1%}")
-        rows.append((shown_name(loss), *cells, MEANINGS[loss.name]))
-    rows += [(), ("job", *_cells(job), "100.0%", "sum of the rows above")]
-    title = (
-        f"Losses of a step by experiment, {losses.job['ranks']} ranks ({losses.rounds} rounds of "
-        f"{losses.steps} steps each)"
-    )
-    return Table(
-        title, ("loss", "ms", "95% interval", "share", "change"), ("loss", "change"), rows=rows
-    )
+def loss_tables(losses: Losses, file: str = "") -> list[Table]:
+    """Return all tables of losses; `file` is the path of their file, relative to the page."""
+    shown = [] if losses.withheld else [_losses_table(losses, file)]
+    known = [_known_table(losses, file)] if losses.known else []
+    return [*shown, *known, _factors_table(losses, file), _delays_table(losses, file)]
 
 
-def _factors_table(losses: Losses) -> Table:
-    rows = [
-        (
-            FACTOR_NAMES[factor.name],
-            *_cells(factor.by_experiment),
-            *_cells(factor.by_busy_times),
-            AGREE[factor.agree],
-        )
-        for factor in losses.efficiencies
-    ]
-    columns = ("efficiency", "experiment", "95% interval", "busy times", "95% interval ", "agree")
+def _losses_table(losses: Losses, file: str = "") -> Table:
+    found = losses.losses[: num_rows(losses)]
+    at = [f"losses.{i}" for i in range(len(found))]
+    times = Records(
+        [losses.step_ms[ALONE], *(loss.time_ms for loss in found), losses.step_ms[DURING]],
+        [f"step_ms.{ALONE}", *(f"{each}.time_ms" for each in at), f"step_ms.{DURING}"],
+    )
+    alone = losses.step_ms[ALONE].value / losses.step_ms[DURING].value
+    shares = Records(
+        [alone, *(loss.share for loss in found), 1.0], ["", *(f"{each}.share" for each in at), ""]
+    )
+    changes = [MEANINGS[loss.name] for loss in found]
+    columns = (
+        texts("loss", ["rank 0 alone", *map(shown_name, found), "job"], kind="prose"),
+        replace(times.estimates("", "time", "ms"), term=find_term("losses"), name="time_ms"),
+        replace(shares.values("", "share", "%"), term=find_term("share"), name="share"),
+        texts("change", ["others are idle", *changes, "sum of the rows above"], kind="prose"),
+    )
+    note = (
+        f"{losses.job['ranks']} ranks, {losses.rounds} rounds of {losses.steps} steps of each "
+        "experiment, interleaved in one launch. The intervals do not contain the differences "
+        "between launches."
+    )
+    if not losses.overlaps:
+        reason = no_overlap(losses)
+        note += f" {reason[:1].upper()}{reason[1:]}."
+    title = "Losses of a step by experiment"
+    rules = frozenset([1, len(found) + 1])
+    return Table(title, columns, note, "losses", file, rules=rules)
+
+
+def _known_table(losses: Losses, file: str) -> Table:
+    found = losses.recoveries
+    recovered = Records([recovery.recovered_ms for recovery in found], [""] * len(found))
+    injected, term = find_term("injected_ms"), find_term("recovered_ms")
+    columns = (
+        texts("known loss", [recovery.name for recovery in found]),
+        texts("verdict", [VERDICTS[recovery.is_recovered] for recovery in found]),
+        computed("injected", "ms", [each.injected_ms for each in found], decimals=2, term=injected),
+        replace(recovered.estimates("", "recovered", "ms", decimals=2), term=term, kind="computed"),
+        texts("reason", [recovery.reason for recovery in found], kind="prose"),
+    )
+    return Table("Known losses that were injected", columns, "", "known", file)
+
+
+def _factors_table(losses: Losses, file: str = "") -> Table:
+    factors = Records.of(losses.efficiencies, "efficiencies")
+    columns = (
+        texts("efficiency", [label_of("pop", each.name) for each in factors.items], kind="prose"),
+        factors.estimates("by_experiment"),
+        factors.estimates("by_busy_times"),
+        texts("agree", [AGREE[factor.agree] for factor in factors.items]),
+    )
     title = "Efficiencies by experiment and by busy times (POP)"
-    return Table(title, columns, ("efficiency",), rows=rows)
+    return Table(title, columns, "Sums after the backward pass.", "loss-efficiencies", file)
+
+
+def _delays_table(losses: Losses, file: str = "") -> Table:
+    delays = Records.of(losses.delays, "delays")
+    columns = (
+        texts("delay of", [delayed_ranks(delay) for delay in losses.delays], kind="prose"),
+        delays.values("delay_ms"),
+        delays.estimates("waiting_ms"),
+        delays.estimates("cost_ms"),
+        delays.estimates("load_balance"),
+        delays.estimates("serialisation"),
+    )
+    note = "Increase of the waiting of the other ranks, and of the step."
+    return Table("Injected delays", columns, note, "delays", file)
 
 
 def _computation_line(losses: Losses) -> str:
@@ -106,7 +139,7 @@ def _computation_line(losses: Losses) -> str:
     if losses.counters_missing:
         return f"instructions and frequency not measured: {losses.counters_missing}"
     factors = (
-        f"{name.replace('_', ' ')} {' '.join(_cells(value))}"
+        f"{name.replace('_', ' ')} {value.value:.3f} {_interval(value)}"
         for name, value in losses.computation_factors.items()
     )
     return f"product of {' × '.join(factors)}"
@@ -121,34 +154,6 @@ def _disagreement(losses: Losses) -> list[str]:
         "ranks that are interrupted while they communicate delay the others: the experiment counts "
         "this as serialisation, and busy times, which end before, as transfer"
     ]
-
-
-def _delays_table(losses: Losses) -> Table:
-    rows = [
-        (
-            delayed_ranks(delay),
-            ms_cell(delay.delay_ms),
-            ms_cell(delay.waiting_ms.value),
-            _interval(delay.waiting_ms),
-            ms_cell(delay.cost_ms.value),
-            _interval(delay.cost_ms),
-            f"{delay.load_balance.value:.3f}",
-            f"{delay.serialisation.value:.3f}",
-        )
-        for delay in losses.delays
-    ]
-    columns = (
-        "delay of",
-        "ms",
-        "waiting",
-        "95% interval",
-        "cost",
-        "95% interval ",
-        "balance",
-        "serialisation",
-    )
-    title = "Injected delays: increase of the others' waiting and of the step, in ms"
-    return Table(title, columns, ("delay of",), rows=rows)
 
 
 def no_overlap(losses: Losses) -> str:
@@ -172,10 +177,6 @@ def num_rows(losses: Losses) -> int:
 def delayed_ranks(delay: Delay) -> str:
     """Return which ranks are delayed."""
     return "one rank" if delay.name == DELAYED_RANK else "ranks in turn"
-
-
-def _cells(estimate: Estimate) -> tuple[str, str]:
-    return ms_cell(estimate.value), _interval(estimate)
 
 
 def _interval(estimate: Estimate) -> str:

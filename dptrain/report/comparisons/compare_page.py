@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import cast
 
 from dptrain.measure.statistics import Estimate
+from dptrain.numbers import decimals_for, fixed, short
 from dptrain.report.comparisons.compare_plots import (
     accuracy_plots,
     changes_plot,
@@ -25,12 +26,11 @@ from dptrain.report.comparisons.comparison import (
     common_points,
 )
 from dptrain.report.elements.canvas import Plot
-from dptrain.report.elements.numbers import decimals_for, fixed, short
 from dptrain.report.elements.page import Key, Page, Section, restrictions_section
-from dptrain.report.elements.tables import MISSING, Cell, Column, Number, Table, texts
 from dptrain.report.profiles.profile_page import MeasuredProfile, sentence
 from dptrain.report.runs.run_record import TrainingRun
 from dptrain.scaling.study import STRONG, WEAK, Study
+from dptrain.tables import MISSING, Cell, Column, Number, Table, bounds, texts
 
 MOST_KEYS = 4
 
@@ -234,7 +234,7 @@ def _quantities_table(comparison: Comparison) -> Table:
         f"Differences to {comparison.names[0]}: of shares in percentage points (pp), of other "
         "quantities in per cent. A dash means that a value or its difference is not known."
     )
-    return Table("quantities", "Quantities", FILE, tuple(columns), note)
+    return Table("Quantities", tuple(columns), note, "quantities", FILE)
 
 
 def _estimate_cell(quantity: Quantity, found: Estimate | None, at: str) -> Cell:
@@ -242,17 +242,10 @@ def _estimate_cell(quantity: Quantity, found: Estimate | None, at: str) -> Cell:
         return (MISSING,)
     known = [e.value for e in quantity.values if e is not None]
     decimals = 1 if quantity.unit == "%" else decimals_for(known)
-    value = Number(fixed(found.value, decimals), found.value, f"{at}.value")
+    value = Number(fixed(found.value, decimals), found.value, f"{at}.value", "value")
     if not (math.isfinite(found.low) and math.isfinite(found.high)):
         return (value,)
-    return (
-        value,
-        " (",
-        Number(fixed(found.low, decimals), found.low, f"{at}.low"),
-        " to " if found.low < 0 else "–",
-        Number(fixed(found.high, decimals), found.high, f"{at}.high"),
-        ")",
-    )
+    return (value, *bounds(found.low, found.high, decimals, at, ("low", "high")))
 
 
 def _change_cell(found: Estimate | None, at: str, unit: str) -> Cell:
@@ -260,15 +253,15 @@ def _change_cell(found: Estimate | None, at: str, unit: str) -> Cell:
         return (MISSING,)
     decimals = 1 if abs(found.value) < 100 else 0
     short_unit = " pp" if unit == POINTS else "%"
-    value = Number(signed(found.value, decimals), found.value, f"{at}.value")
+    value = Number(signed(found.value, decimals), found.value, f"{at}.value", "value")
     if not math.isfinite(found.high):
         return value, short_unit
     return (
         value,
         f"{short_unit} (",
-        Number(signed(found.low, decimals), found.low, f"{at}.low"),
+        Number(signed(found.low, decimals), found.low, f"{at}.low", "low"),
         " to ",
-        Number(signed(found.high, decimals), found.high, f"{at}.high"),
+        Number(signed(found.high, decimals), found.high, f"{at}.high", "high"),
         ")",
     )
 
@@ -290,4 +283,4 @@ def _settings_tables(comparison: Comparison) -> tuple[Table, ...]:
         texts(name, [values[i] for values in settings.values()], kind="prose")
         for i, name in enumerate(comparison.names)
     ]
-    return (Table("settings", "Settings that differ", FILE, tuple(columns)),)
+    return (Table("Settings that differ", tuple(columns), "", "settings", FILE),)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from dptrain.measure.profile.pop import Pop
 from dptrain.measure.profile.profile import Parts, StageProfile
 from dptrain.measure.statistics import Estimate
+from dptrain.numbers import decimals_for, fixed, percent, short
 from dptrain.report.comparisons.comparison import POINTS, Comparison, Quantity
 from dptrain.report.elements.bars import ROW_PT, pop_bars, pop_plot, text_line, whisker
 from dptrain.report.elements.canvas import (
@@ -20,16 +21,15 @@ from dptrain.report.elements.canvas import (
     colour,
     draw_end_value,
     draw_launches,
-    part_name,
     plot,
     set_bars_axis,
     set_ranks_axis,
 )
 from dptrain.report.elements.curves import Curve, curves_plot
-from dptrain.report.elements.numbers import decimals_for, fixed, percent, short
 from dptrain.report.runs.run_record import TrainingRun
 from dptrain.report.studies.study_plots import base_point, draw_estimates, launch_values
 from dptrain.scaling.study import Point, Study
+from dptrain.vocabulary import label_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -203,7 +203,7 @@ def parts_plot(
                 )
                 start += value
         for part in shown:
-            axes.barh(0, 0, 0, color=colour(PARTS[part]), label=part_name(part))
+            axes.barh(0, 0, 0, color=colour(PARTS[part]), label=label_of(part))
         axes.set_ylim(ROW_PT * len(rows) + 2, 0)
         axes.set_xlim(0, longest * 1.02)
         set_bars_axis(axes, "time of a step, ms")
@@ -211,7 +211,7 @@ def parts_plot(
     listed = "; ".join(
         f"{label}: "
         + ", ".join(
-            f"{part_name(p)} {percent(parts.known.get(p, 0.0) / parts.total)}" for p in shown
+            f"{label_of(p)} {percent(parts.known.get(p, 0.0) / parts.total)}" for p in shown
         )
         for label, parts in rows
     )

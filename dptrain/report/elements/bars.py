@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from dptrain.measure.profile.profile import Parts
 from dptrain.measure.statistics import Estimate
+from dptrain.numbers import decimals_for, fixed, percent, short
 from dptrain.report.elements.canvas import (
     BOTTOM,
     PARTS,
@@ -16,11 +17,10 @@ from dptrain.report.elements.canvas import (
     TOP,
     Plot,
     colour,
-    part_name,
     plot,
     set_bars_axis,
 )
-from dptrain.report.elements.numbers import decimals_for, fixed, percent, short
+from dptrain.vocabulary import label_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -139,11 +139,11 @@ def parts_bars(name: str, title: str, parts: Parts, *, caption: str, unit: str) 
         for index, (part, value) in enumerate(rows):
             y = ROW_PT * index
             text = f"{fixed(value, decimals)} ms · {percent(value / whole)}"
-            text_line(axes, y + 7, part_name(part), text)
+            text_line(axes, y + 7, label_of(part), text)
             axes.barh(y + 16.5, value, 7, color=colour(PARTS[part]), zorder=2)
         set_bars_axis(axes, unit)
 
-    values = ", ".join(f"{part_name(n)} {percent(value / whole)}" for n, value in rows)
+    values = ", ".join(f"{label_of(n)} {percent(value / whole)}" for n, value in rows)
     return plot(
         name,
         title,

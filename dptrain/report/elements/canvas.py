@@ -14,8 +14,6 @@ from dataclasses import dataclass, field
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from dptrain.measure.profile.tables import PART_NAMES
-
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -252,11 +250,6 @@ def draw_launches(
         transform=shifted,
         zorder=3,
     )
-
-
-def part_name(name: str) -> str:
-    """Return the label of a part of a step."""
-    return PART_NAMES.get(name, name.replace("_", " "))
 
 
 def set_bars_axis(axes: Axes, label: str) -> None:

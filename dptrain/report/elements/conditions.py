@@ -14,7 +14,8 @@ from html import escape
 from typing import Any
 
 from dptrain.report.elements.canvas import FONT, LIGHT, WIDTH, Plot
-from dptrain.report.elements.page import Page, without_folders
+from dptrain.report.elements.page import Page
+from dptrain.texts import without_folders
 
 TEXT_PT, LINE_PT, MARGIN_PT = 5.5, 7.0, 3.0
 """Size of the text, distance of its lines, and space above and below, in points."""

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from dptrain.numbers import short
 from dptrain.report.elements.canvas import (
     SMALL_PT,
     Plot,
     colour,
     plot,
 )
-from dptrain.report.elements.numbers import short
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

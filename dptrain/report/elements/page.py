@@ -8,7 +8,9 @@ from dataclasses import dataclass
 
 from dptrain.report.elements.canvas import DARK, LIGHT, Plot, inline
 from dptrain.report.elements.definitions import Definitions
-from dptrain.report.elements.tables import Cell, Table
+from dptrain.tables import Cell, Table
+from dptrain.tables.html import breakable, cell_html
+from dptrain.texts import without_folders
 
 GENERATOR = "dptrain report"
 """Name of the program, which marks the files of a report."""
@@ -114,10 +116,12 @@ def render(page: Page) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["breakable"] = _breakable
+    environment.filters["breakable"] = lambda text: Markup(breakable(text))
     environment.filters["data_uri"] = _data_uri
     environment.filters["coded"] = _coded
     environment.filters["without_folders"] = without_folders
+    environment.filters["cell"] = lambda cell: Markup(cell_html(cell))
+    environment.filters["table"] = lambda table: Markup(table.to_page())
     template = environment.get_template("page.html")
     text = template.render(
         page=page,
@@ -131,23 +135,6 @@ def render(page: Page) -> str:
 
 def _data_uri(png: bytes) -> str:
     return f"data:image/png;base64,{base64.b64encode(png).decode()}"
-
-
-def without_folders(text: str) -> str:
-    """Return a text with the last part of each absolute path, since a page may be published.
-
-    Example:
-        >>> without_folders("folder:/data/flowers?classes=a,b at 3 images/s")
-        'folder:flowers?classes=a,b at 3 images/s'
-    """
-    return re.sub(r"(?<![^\s:=,('\"])/(?:[^\s/:;,'\"]+/)*(?=[^\s/])", "", text)
-
-
-def _breakable(text: str) -> str:
-    """Allow line breaks in a name after ``+`` and ``.``, and before ``_``."""
-    from markupsafe import Markup, escape
-
-    return Markup(re.sub(r"(?<=[+.])(?=[a-z])|(?=_)", "<wbr>", str(escape(text))))
 
 
 def _coded(text: str) -> str:

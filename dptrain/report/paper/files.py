@@ -13,12 +13,14 @@ from dptrain.files import dump_json, parse_json, write_whole, writing
 from dptrain.report.elements.conditions import conditions_text
 from dptrain.report.elements.page import Page
 from dptrain.report.files import environment_of, make_page, read_result
-from dptrain.report.paper.latex import MACROS, comment, definition, latex, tabular
+from dptrain.report.paper.macros import MACROS, definition
 from dptrain.report.paper.methods import Methods, launch_sentences, methods
 from dptrain.report.paper.references import dptrain_reference, used_references
 from dptrain.report.paper.values import Group, Sentences, Value, number_groups, sentence_groups
 from dptrain.report.profiles.profile_page import MeasuredProfile
 from dptrain.scaling.study import Study
+from dptrain.tables.latex import comment, latex
+from dptrain.tables.text import markdown
 
 RECORD = "paper.json"
 """Name of the file with the SHA-256 of all others."""
@@ -108,7 +110,12 @@ def paper_files(folder: Path, *, prefix: str = "") -> dict[str, str | bytes]:
         "references.bib": "\n".join(each.entry() for each in (own, *references)),
     }
     for section in page.sections:
-        files |= {f"tables/{table.name}.tex": tabular(table) for table in section.tables}
+        for table in section.tables:
+            files |= {
+                f"tables/{table.name}.tex": table.to_latex(),
+                f"tables/{table.name}.md": table.to_markdown(),
+                f"tables/{table.name}.csv": table.to_csv(),
+            }
     for plot in page.plots:
         files |= {f"figures/{plot.name}.pdf": plot.pdf(), f"figures/{plot.name}.svg": plot.svg}
     return files
@@ -136,12 +143,12 @@ def _definitions(values: Iterable[Value], start: str) -> list[str]:
 
 
 def _values_markdown(page: Page, numbers: Sequence[Group], start: str) -> str:
-    lines = [f"# {_markdown(page.title)}", "", _markdown(page.about), "", PARENTHESES, ""]
+    lines = [f"# {markdown(page.title)}", "", markdown(page.about), "", PARENTHESES, ""]
     for group in numbers:
-        lines += [f"## {_markdown(group.title)}", ""]
-        lines += [_markdown(group.note), ""] if group.note else []
+        lines += [f"## {markdown(group.title)}", ""]
+        lines += [markdown(group.note), ""] if group.note else []
         lines += ["| key | value |", "|---|---|"]
-        lines += [f"| `{start}{v.key}` | {_markdown(v.text or WITHHELD)} |" for v in group.values]
+        lines += [f"| `{start}{v.key}` | {markdown(v.text or WITHHELD)} |" for v in group.values]
         lines.append("")
     return "\n".join(lines)
 
@@ -158,8 +165,8 @@ def _sentences_tex(sentences: Sequence[Sentences], start: str) -> str:
 def _sentences_markdown(sentences: Sequence[Sentences]) -> str:
     parts = []
     for subject in sentences:
-        items = "\n".join(f"- {_markdown(text)}" for text in subject.items)
-        parts.append(f"## {_markdown(subject.title)}\n\n{items}\n")
+        items = "\n".join(f"- {markdown(text)}" for text in subject.items)
+        parts.append(f"## {markdown(subject.title)}\n\n{items}\n")
     return "\n".join(parts)
 
 
@@ -173,14 +180,9 @@ def _methods_tex(found: Methods) -> str:
 
 
 def _methods_markdown(found: Methods) -> str:
-    text = "\n".join(_markdown(statement.markdown()) for statement in found.statements)
-    items = [f"- **{each.label}**: {_markdown(each.meaning)}" for each in found.definitions]
+    text = "\n".join(markdown(statement.markdown()) for statement in found.statements)
+    items = [f"- **{each.label}**: {markdown(each.meaning)}" for each in found.definitions]
     return f"{text}\n" + (f"\n{chr(10).join(items)}\n" if items else "")
-
-
-def _markdown(text: str) -> str:
-    """Return a text in which only backticks and citations are markup, on one line."""
-    return re.sub(r"([\\*_<>|#$~])", r"\\\1", " ".join(text.split()))
 
 
 def _digest(contents: str | bytes) -> str:

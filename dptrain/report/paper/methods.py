@@ -9,14 +9,15 @@ from typing import Any
 
 from dptrain.measure.profile.profile import Profile
 from dptrain.measure.profile.profile_files import PROFILE
+from dptrain.numbers import scaled_bytes
 from dptrain.report.elements.definitions import Definition
-from dptrain.report.elements.numbers import scaled_bytes
-from dptrain.report.elements.page import Page, without_folders
-from dptrain.report.paper.latex import latex
+from dptrain.report.elements.page import Page
 from dptrain.report.paper.references import Reference
 from dptrain.scaling.design import launch_facts
 from dptrain.scaling.points import round_of
 from dptrain.scaling.study import Study
+from dptrain.tables.latex import latex
+from dptrain.texts import without_folders
 
 DEFINED = ("step_ms", "interval", "speed_up", "efficiency", "karp_flatt")
 """Names of the terms of a page that the methods define."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dptrain.report.elements.page import Page
-from dptrain.report.elements.tables import Number
+from dptrain.tables import Number
 
 AUTHOR, RELEASED = "The dptrain developers", "2026-11-26"
 """Facts of ``CITATION.cff``, which a test compares."""

@@ -8,12 +8,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
-from dptrain.report.elements.numbers import THOUSANDS_SEPARATOR
-from dptrain.report.elements.page import Page, without_folders
-from dptrain.report.elements.tables import Cell, Column, Number, Table
+from dptrain.numbers import THOUSANDS_SEPARATOR
+from dptrain.report.elements.page import Page
+from dptrain.tables import Cell, Column, Table, cell_text
+from dptrain.tables.cells import INTERVAL
+from dptrain.texts import without_folders
 
-INTERVAL = "95% interval"
-"""Contents of parentheses that need no name."""
 NO_INTERVAL = "no interval"
 """Text next to an estimate that has too few values for an interval."""
 
@@ -100,20 +100,20 @@ def sentence_groups(page: Page) -> tuple[Sentences, ...]:
 
 
 def _result(value: Cell, detail: Cell) -> str:
-    about = _text(detail).strip()
-    return f"{_text(value)} ({about})" if about else _text(value)
+    about = cell_text(detail).strip()
+    return f"{cell_text(value)} ({about})" if about else cell_text(value)
 
 
 def _values_of(table: Table) -> Iterator[Value]:
     """Return the values of the columns that do not identify a row."""
     keys = _num_keys(table)
-    rows = [".".join(_slug(_text(cell)) for cell in row[:keys]) for row in table.rows]
+    rows = [".".join(_slug(cell_text(cell)) for cell in row[:keys]) for row in table.rows]
     rows = _numbered(rows)
     columns = table.columns[keys:]
     names = _column_names(columns)
     for i, row in enumerate(rows):
         for name, column in zip(names, columns, strict=True):
-            if _is_numeric(column):
+            if column.is_numeric:
                 yield Value(f"{table.name}.{row}.{name}", _with_unit(column, column.cells[i]))
 
 
@@ -122,10 +122,6 @@ def _num_keys(table: Table) -> int:
     marked = [i + 1 for i, column in enumerate(table.columns) if column.is_key]
     words = list(takewhile(lambda column: column.kind == "word", table.columns))
     return marked[-1] if marked else max(len(words), 1)
-
-
-def _is_numeric(column: Column) -> bool:
-    return column.kind in ("number", "computed")
 
 
 def _column_names(columns: Sequence[Column]) -> list[str]:
@@ -156,7 +152,7 @@ def _with_unit(column: Column, cell: Cell) -> str:
 
     The parentheses name what they contain, unless it is a 95% interval.
     """
-    text, unit = _text(cell), _unit(column)
+    text, unit = cell_text(cell), _unit(column)
     if not any(map(str.isdigit, text)):
         return ""
     after = unit if unit in ("", "%") else THOUSANDS_SEPARATOR + unit
@@ -166,10 +162,6 @@ def _with_unit(column: Column, cell: Cell) -> str:
         named = f"{kind} " if kind and kind != INTERVAL else ""
         return f"{number}{after} ({named}{inside.removesuffix(')')}{after})"
     return f"{number}{after} ({NO_INTERVAL})" if column.is_estimate else f"{number}{after}"
-
-
-def _text(cell: Cell) -> str:
-    return "".join(part.text if isinstance(part, Number) else part for part in cell)
 
 
 def _slug(text: str) -> str:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from dptrain.measure.profile.loss_tables import num_rows, shown_name
 from dptrain.measure.profile.losses import ALONE, DURING, Losses
 from dptrain.measure.statistics import Estimate
+from dptrain.numbers import decimals_for, fixed
 from dptrain.report.elements.bars import ROW_PT, text_line, whisker
 from dptrain.report.elements.canvas import BOTTOM, TOP, Plot, colour, plot, set_bars_axis
-from dptrain.report.elements.numbers import decimals_for, fixed
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import re
 import shlex
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path, PurePath
 from typing import Any
@@ -15,22 +15,33 @@ from dptrain.measure.machine.counters import processor_line
 from dptrain.measure.machine.energy import energy_lines
 from dptrain.measure.machine.load import load_line
 from dptrain.measure.profile.known_tables import NOT_VERIFIED
+from dptrain.measure.profile.loss_tables import loss_tables
 from dptrain.measure.profile.losses import Losses
+from dptrain.measure.profile.pop import Pop
 from dptrain.measure.profile.profile import Parts, Profile, Spread
 from dptrain.measure.profile.profile_files import LOSSES, PROFILE, TRACE
-from dptrain.measure.profile.profile_tables import STRAGGLER_SHARE, straggler_line
+from dptrain.measure.profile.profile_lines import STRAGGLER_SHARE, straggler_line
+from dptrain.measure.profile.tables import (
+    balance_table,
+    memory_table,
+    parts_table,
+    pop_table,
+    ranks_table,
+    stages_table,
+    statistics_table,
+    sums_table,
+)
 from dptrain.measure.tail_index import tail_note
+from dptrain.numbers import fixed, flop_rate, percent, scaled_bytes, short
 from dptrain.report.elements.bars import parts_bars
-from dptrain.report.elements.canvas import Plot, part_name
+from dptrain.report.elements.canvas import Plot
 from dptrain.report.elements.definitions import OF_PROFILES, definitions
-from dptrain.report.elements.numbers import fixed, flop_rate, percent, scaled_bytes, short
 from dptrain.report.elements.page import Key, Page, Section
-from dptrain.report.elements.tables import Cell, Number
 from dptrain.report.profiles.loss_plots import losses_plot
-from dptrain.report.profiles.loss_tables import loss_tables
 from dptrain.report.profiles.profile_plots import profile_plots
-from dptrain.report.profiles.profile_tables import profile_tables
 from dptrain.report.profiles.timeline import StepSpans, read_step
+from dptrain.tables import Cell, Number, Table
+from dptrain.vocabulary import label_of
 
 FILE = PROFILE
 
@@ -172,9 +183,42 @@ def step_section(measured: MeasuredProfile, suffix: str, title: str, file: str) 
         title,
         text=tuple(text),
         plots=tuple(profile_plots(profile, suffix, where, measured.step)),
-        tables=tuple(profile_tables(profile, file, suffix)),
+        tables=tuple(_tables(profile, file, suffix)),
         new_page=bool(suffix),
     )
+
+
+def _tables(profile: Profile, file: str, suffix: str) -> Iterator[Table]:
+    """Yield all tables of a profile; the plot of the layers has the times of the stages, too."""
+    several = len(profile.ranks) > 1
+    step, parts = profile.step_ms, profile.step_parts
+    yield parts_table(
+        step, parts, several=several, noun=_noun(profile), name=f"step-parts{suffix}", file=file
+    )
+    for where, stages in (("stages", profile.stages), ("kinds", profile.kinds)):
+        table = stages_table(stages, where, several=several, name=f"{where}{suffix}", file=file)
+        yield replace(table, folded=bool(suffix) or where == "kinds")
+    yield ranks_table(profile, name=f"ranks{suffix}", file=file)
+    if profile.pop is not None:
+        yield from efficiency_tables(profile.pop, file, suffix)
+    if profile.sums:
+        yield sums_table(profile, name=f"sums{suffix}", file=file)
+    if found := profile.batch_statistics:
+        yield statistics_table(found, name=f"batch-statistics{suffix}", file=file)
+    yield memory_table(profile.memory, name=f"memory{suffix}", file=file)
+
+
+def efficiency_tables(pop: Pop, file: str, suffix: str = "") -> Iterator[Table]:
+    """Yield the factors of the parallel efficiency, and the balance of the layers.
+
+    Args:
+        pop: the efficiencies.
+        file: path of their file, relative to the page.
+        suffix: suffix of the names of the tables.
+    """
+    yield pop_table(pop, name=f"pop-step{suffix}", file=file)
+    if pop.layers:
+        yield balance_table(pop, name=f"pop-layers{suffix}", file=file)
 
 
 def sentence(text: str) -> str:
@@ -272,7 +316,7 @@ def shares(parts: Parts) -> str:
     found = parts.known
     whole = parts.total or 1.0
     return ", ".join(
-        f"{percent(found[name] / whole, decimals=0)} {part_name(name)}"
+        f"{percent(found[name] / whole, decimals=0)} {label_of(name)}"
         for name in sorted(found, key=lambda name: -found[name])
         if found[name] >= 0.01 * whole
     )

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from dptrain.measure.profile.profile import Profile, RankProfile, StageProfile
-from dptrain.measure.profile.profile_tables import STRAGGLER_SHARE
+from dptrain.measure.profile.profile_lines import STRAGGLER_SHARE
+from dptrain.numbers import decimals_for, fixed, short
 from dptrain.report.elements.bars import pop_bars, pop_plot
 from dptrain.report.elements.canvas import (
     BOTTOM,
@@ -18,14 +19,13 @@ from dptrain.report.elements.canvas import (
     Plot,
     colour,
     draw_end_value,
-    part_name,
     plot,
     set_bars_axis,
 )
 from dptrain.report.elements.curves import steps_plot
-from dptrain.report.elements.numbers import decimals_for, fixed, short
 from dptrain.report.profiles.roofline import computing_stages, roofline
 from dptrain.report.profiles.timeline import StepSpans, timeline
+from dptrain.vocabulary import label_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -205,7 +205,7 @@ def _ranks(profile: Profile, suffix: str, where: str) -> Plot:
                 color=colour(role),
                 edgecolor=colour("paper"),
                 linewidth=0.4,
-                label=part_name(name),
+                label=label_of(name),
             )
             starts = [start + length for start, length in zip(starts, lengths, strict=True)]
         axes.set_ylim(len(ranks) - 0.4, -0.6)

@@ -12,6 +12,7 @@ from itertools import product
 from typing import TYPE_CHECKING
 
 from dptrain.measure.profile.profile import Profile, Roofs, StageProfile
+from dptrain.numbers import flop_rate, percent, short
 from dptrain.report.elements.canvas import (
     BOTTOM,
     LEGEND_PT,
@@ -22,7 +23,6 @@ from dptrain.report.elements.canvas import (
     colour,
     plot,
 )
-from dptrain.report.elements.numbers import flop_rate, percent, short
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

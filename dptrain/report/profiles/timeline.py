@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from dptrain.files import parse_json
 from dptrain.measure.recorder import DATA_WAIT, EXPOSED, STEP
 from dptrain.measure.trace import COMMUNICATION, THREADS
+from dptrain.numbers import short
 from dptrain.report.elements.canvas import (
     BOTTOM,
     PARTS,
@@ -23,7 +24,6 @@ from dptrain.report.elements.canvas import (
     colour,
     plot,
 )
-from dptrain.report.elements.numbers import short
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

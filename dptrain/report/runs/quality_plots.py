@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from dptrain.numbers import percent, short
 from dptrain.report.elements.canvas import BOTTOM, RIGHT, SMALL_PT, TOP, WIDTH, Plot, colour, plot
-from dptrain.report.elements.numbers import percent, short
 from dptrain.training.evaluation.quality import ClassQuality, ValueQuality
 
 if TYPE_CHECKING:

@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from dptrain.measure.machine.energy import Energy, energy_lines
 from dptrain.measure.machine.load import BUSY_SHARE
 from dptrain.measure.profile.profile import Spread
+from dptrain.numbers import fixed, percent, short
 from dptrain.records import from_values
 from dptrain.report.elements.canvas import Plot
 from dptrain.report.elements.definitions import OF_RUNS
-from dptrain.report.elements.numbers import fixed, percent, short
 from dptrain.report.elements.page import Key, Page, Section, restrictions_section
-from dptrain.report.elements.tables import Number
 from dptrain.report.profiles.profile_page import (
     definitions_section,
     environment_section,
@@ -31,15 +30,16 @@ from dptrain.report.runs.run_plots import (
 )
 from dptrain.report.runs.run_record import TrainingRun
 from dptrain.report.runs.run_tables import (
-    classes_table,
+    MOST_CLASSES,
     epochs_table,
-    labels_table,
     settings_tables,
     spans_table,
     time_tables,
 )
 from dptrain.runs.names import SUMMARY
+from dptrain.tables import Number
 from dptrain.training.evaluation.predicted_values import MOST_ROWS
+from dptrain.training.evaluation.quality_tables import classes_table, labels_table
 from dptrain.training.evaluation.regression import r2_remark
 
 VALUE_RESULTS = (
@@ -114,9 +114,9 @@ def _classes_section(run: TrainingRun) -> list[Section]:
         )
         images = ((run.mistakes, caption),)
     plots = () if run.classes is None else (confusion_plot(run.classes),)
-    tables = () if run.classes is None else (classes_table(run.classes),)
+    tables = () if run.classes is None else (classes_table(run.classes, most=MOST_CLASSES),)
     if run.labels is not None:
-        return [Section("labels", "Labels", tables=(labels_table(run.labels),))]
+        return [Section("labels", "Labels", tables=(labels_table(run.labels, most=MOST_CLASSES),))]
     if not (plots or images):
         return []
     return [Section("classes", "Classes", plots=plots, images=images, tables=tables)]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from dptrain.numbers import percent, short
 from dptrain.report.elements.bars import parts_bars, pop_bars, pop_plot
 from dptrain.report.elements.canvas import Plot
 from dptrain.report.elements.curves import Curve, curves_plot, steps_plot
-from dptrain.report.elements.numbers import percent, short
 from dptrain.report.profiles.profile_plots import layers_plot
 from dptrain.report.runs.run_record import TrainingRun, step_column
 

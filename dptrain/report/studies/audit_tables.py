@@ -6,11 +6,11 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from dptrain.audit.coverage import ENOUGH
-from dptrain.audit.study import AUDIT, Audit
-from dptrain.report.elements.numbers import fixed
+from dptrain.audit.study import Audit
+from dptrain.audit.tables import audit_tables
 from dptrain.report.elements.page import Key, Section
-from dptrain.report.elements.tables import Cell, Column, Number, Records, Table, texts
 from dptrain.scaling.study import Study
+from dptrain.tables import Cell, Number, Table
 
 MARK = " *"
 DERIVED = {"efficiency": ("speed_up", "karp_flatt"), "step_ms": ("samples_per_s",)}
@@ -37,19 +37,11 @@ def _is_weak(cell: Cell, sources: Collection[str]) -> bool:
 
 def marked_table(table: Table, sources: Collection[str]) -> Table:
     """Return the table with `MARK` at each interval of `sources`."""
-    columns = tuple(
-        replace(
-            column,
-            cells=tuple(
-                (*cell, MARK) if _is_weak(cell, sources) else cell for cell in column.cells
-            ),
-        )
-        for column in table.columns
-    )
-    if columns == table.columns:
+    marked = table.with_cells(lambda cell: (*cell, MARK) if _is_weak(cell, sources) else cell)
+    if marked == table:
         return table
     what = f"* contains the truth in less than {ENOUGH:.0%} of simulated studies, see the audit."
-    return replace(table, columns=columns, note=f"{table.note} {what}".strip())
+    return replace(marked, note=f"{table.note} {what}".strip())
 
 
 def marked_key(key: Key, sources: Collection[str]) -> Key:
@@ -59,18 +51,5 @@ def marked_key(key: Key, sources: Collection[str]) -> Key:
 
 def audit_section(audit: Audit) -> Section:
     """Return the section with the coverage of each interval."""
-    records = Records.of(audit.intervals, "intervals")
-    shares: tuple[Cell, ...] = tuple(
-        (fixed(100 * i.coverage.share, 1),) if i.coverage.given else ("",) for i in audit.intervals
-    )
-    columns = (
-        records.texts("point", "point"),
-        texts("interval", [interval.label for interval in audit.intervals]),
-        Column("contains the truth", "%", shares, "computed"),
-        texts("", [f"below {ENOUGH:.0%}" if i.coverage.is_weak else "" for i in audit.intervals]),
-        records.counts("given", "coverage.given", "studies"),
-        records.counts("simulated", "coverage.replications", "studies"),
-    )
-    note = "Simulated studies have the autocorrelation, bursts, tail and launches of this study."
-    table = Table("audit", "Coverage of the intervals", AUDIT, columns, note)
-    return Section("audit", "Audit of the intervals", text=(audit.sentence(),), tables=(table,))
+    tables = tuple(audit_tables(audit)[::-1])
+    return Section("audit", "Audit of the intervals", text=(audit.sentence(),), tables=tables)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from dptrain.numbers import short
 from dptrain.report.elements.canvas import Plot, plot
-from dptrain.report.elements.numbers import short
 from dptrain.report.elements.page import Key, Page, Section, restrictions_section
-from dptrain.report.elements.tables import Column, Number, Records, Table
 from dptrain.report.studies.experiment_parts import closing, settings_section
+from dptrain.tables import Number, Table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -39,22 +39,10 @@ def bench_page(found: Benchmark) -> Page:
     """Return the page of a benchmark."""
     settings, results = found.settings, found.results
     networks = list(dict.fromkeys(result.network for result in results))
-    trained, passed, searches = _by_kind(results)
+    trained, passed = _by_kind(results)
     named = networks[0] if len(networks) == 1 else f"{len(networks)} networks"
     notes = _notes(results)
-    refused = [
-        f"{_case(result)}: {result.why}"
-        for result in results
-        if result.timing is None and not result.case.searches
-    ]
-    tables = (
-        *_times_tables(results, trained, "training", "Training steps"),
-        *_times_tables(results, passed, "inference", "Forward passes"),
-        *_largest_tables(results, searches),
-    )
-    sections = [Section(table.name, table.title, tables=(table,)) for table in tables]
-    if refused:
-        sections.append(Section("refused", "Not measured", lists=(("", tuple(refused)),)))
+    sections = [Section(table.name, table.title, tables=(table,)) for table in _tables(results)]
     return Page(
         kind="dptrain benchmark",
         title=f"Benchmark of {named}",
@@ -71,14 +59,36 @@ def bench_page(found: Benchmark) -> Page:
     )
 
 
-def _by_kind(results: Sequence[Result]) -> tuple[list[Result], list[Result], list[Result]]:
-    """Return the timed training steps and forward passes, and searches, the smallest first."""
+def _by_kind(results: Sequence[Result]) -> tuple[list[Result], list[Result]]:
+    """Return the timed training steps and forward passes, the smallest first."""
     from dptrain.experiments.cases import INFERENCE, TRAINING
 
     ordered = sorted(results, key=lambda r: (r.parameters, r.network, r.samples))
     timed = [r for r in ordered if r.timing is not None and not r.case.searches]
     trained, passed = ([r for r in timed if r.task == task] for task in (TRAINING, INFERENCE))
-    return trained, passed, [r for r in ordered if r.case.searches]
+    return trained, passed
+
+
+def _tables(results: Sequence[Result]) -> Iterator[Table]:
+    """Yield the tables of training steps, forward passes and largest batches, if there are any."""
+    from dptrain.experiments.cases import INFERENCE, TRAINING
+    from dptrain.experiments.findings import View
+    from dptrain.experiments.tables import largest_table, times_table
+
+    several = len({r.case.configuration for r in results}) > 1
+    ordered = sorted(results, key=lambda r: (r.parameters, r.network, r.samples))
+    for task, title in ((TRAINING, "Training steps"), (INFERENCE, "Forward passes")):
+        chosen = [r for r in ordered if r.task == task and not r.case.searches]
+        if chosen:
+            name = "training" if task == TRAINING else "inference"
+            yield times_table(
+                results, chosen, View(), title, name=name, shows_configuration=several
+            )
+    searches = [r for r in ordered if r.case.searches]
+    if searches:
+        yield largest_table(
+            results, searches, "Largest batches", name="largest", shows_configuration=several
+        )
 
 
 def _headline(trained: Sequence[Result], passed: Sequence[Result]) -> str:
@@ -155,60 +165,6 @@ def _configuration(result: Result) -> str:
 
 def _case(result: Result) -> str:
     return f"{result.network}, {result.task}, {result.samples:,}, {_configuration(result)}"
-
-
-def _records(results: Sequence[Result], chosen: Sequence[Result]) -> Records:
-    """Return the rows of the file that belong to some results."""
-    from dptrain.experiments.findings import View, rows
-
-    items, places = rows(results, View()), [list(results).index(each) for each in chosen]
-    return Records([items[place] for place in places], [str(place) for place in places])
-
-
-def _which(records: Records, results: Sequence[Result]) -> list[Column]:
-    """Return the columns that name a case, without a configuration that all have."""
-    columns = [records.texts("network", "network")]
-    if len({r.case.configuration for r in results}) > 1:
-        names = {"backend": "backend", "precision": "precision"}
-        columns += [records.texts(head, path) for head, path in names.items()]
-        columns.append(records.counts("threads", "threads"))
-    return columns
-
-
-def _times_tables(
-    results: Sequence[Result], chosen: Sequence[Result], name: str, title: str
-) -> list[Table]:
-    if not chosen:
-        return []
-    records = _records(results, chosen)
-    paths = {"median": "median_ms", "quartile 1": "q1_ms", "quartile 3": "q3_ms"}
-    columns = (
-        *_which(records, results),
-        records.counts("batch", "samples", is_key=True),
-        *(records.values(head, "ms", path, decimals=3) for head, path in paths.items()),
-        records.counts("runs", "n"),
-        records.counts("outliers", "outliers"),
-        records.values("throughput", "samples/s", "samples_per_s", decimals=0),
-        records.values("operations", "GFLOP/s", "gflops"),
-        records.values("memory", "MB", "allocated_bytes"),
-    )
-    note = "Throughput and operations: of the median."
-    return [Table(name, title, f"{BENCH}.csv", columns, note)]
-
-
-def _largest_tables(results: Sequence[Result], searches: Sequence[Result]) -> list[Table]:
-    if not searches:
-        return []
-    records = _records(results, searches)
-    columns = (
-        *_which(records, results),
-        records.texts("task", "task"),
-        records.counts("largest batch", "samples"),
-        records.values("memory", "MB", "needed_bytes"),
-        records.values("limit", "MB", "available_bytes"),
-    )
-    note = "By plans; memory that a plan needs, and memory that was free or allowed."
-    return [Table("largest", "Largest batches", f"{BENCH}.csv", columns, note)]
 
 
 def _plots(trained: Sequence[Result], passed: Sequence[Result]) -> list[Plot]:

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dptrain.forms import NUMBER, TEXT, check_form
+from dptrain.numbers import percent, scaled_bytes, short
 from dptrain.report.elements.canvas import Plot, plot
-from dptrain.report.elements.numbers import decimals_for, percent, scaled_bytes, short
 from dptrain.report.elements.page import Key, Page, Section, restrictions_section
-from dptrain.report.elements.tables import Column, Number, Records, Table
 from dptrain.report.studies.bench_page import BENCH, Benchmark, bench_page
 from dptrain.report.studies.experiment_parts import closing, settings_section
+from dptrain.tables import Number, Table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -71,6 +71,20 @@ def experiment_page(found: Experiment) -> Page:
     return bench_page(found) if isinstance(found, Benchmark) else _sweep_page(found)
 
 
+def _sections(
+    found: Sweep, table: Table, notes: tuple[str, ...], reasons: Sequence[str]
+) -> tuple[Section, ...]:
+    return (
+        Section(table.name, table.title, tables=(table,)),
+        *(
+            [Section("refused", "Not possible or failed", lists=(("", tuple(reasons)),))]
+            * bool(reasons)
+        ),
+        settings_section(found.settings, "all runs"),
+        *restrictions_section(notes),
+    )
+
+
 def _conditions(settings: Mapping[str, Any]) -> str:
     ranks = int(settings["ranks"])
     return (
@@ -84,7 +98,7 @@ def _score(value: float, scored: str) -> str:
 
 
 def _sweep_page(found: Sweep) -> Page:
-    from dptrain.experiments.sweep_tables import best_points
+    from dptrain.experiments.sweep_tables import best_points, sweep_table
 
     settings, points = found.settings, found.points
     axes = [name.replace("_", " ") for name in settings["axes"]]
@@ -93,7 +107,6 @@ def _sweep_page(found: Sweep) -> Page:
     network = f" of {settings['network']}" if "network" in settings else ""
     data = f" on {settings['data']}" if "data" in settings else ""
     notes = _sweep_notes(points, seeds)
-    table = _points_table(points)
     reasons = tuple(f"{point.name}: {point.why}" for point in points if point.why)
     return Page(
         kind="dptrain sweep",
@@ -106,15 +119,7 @@ def _sweep_page(found: Sweep) -> Page:
         file=f"{SWEEP}.csv",
         keys=tuple(_best_keys(best[0], points.index(best[0]))) if best else (),
         notes=notes,
-        sections=(
-            Section(table.name, table.title, tables=(table,)),
-            *(
-                [Section("refused", "Not possible or failed", lists=(("", reasons),))]
-                * bool(reasons)
-            ),
-            settings_section(settings, "all runs"),
-            *restrictions_section(notes),
-        ),
+        sections=_sections(found, sweep_table(points), notes, reasons),
         closing=closing(SWEEP),
     )
 
@@ -269,38 +274,3 @@ def _scores_text(points: Sequence[PointResult]) -> str:
         for p in points
         if p.score is not None
     )
-
-
-def _convolution_columns(records: Records) -> list[Column]:
-    """Return the columns of the stages with a convolution in a forward pass."""
-    return [
-        records.values("convolutions, forward", "ms", "conv_forward_ms"),
-        records.values("share of forward", "%", "conv_forward_share", decimals=0),
-    ]
-
-
-def _points_table(points: Sequence[PointResult]) -> Table:
-    from dptrain.experiments.sweep_tables import changes_networks, has_all_axes, limited
-
-    records = Records.of(points)
-    axes = list(points[0].point) if has_all_axes(points) else []
-    scored = next((p.scored for p in points if p.scored), "score")
-    scores = [None if p.score is None else limited(p.score, p.scored) for p in points]
-    scale, unit = (100, "%") if scored.endswith("accuracy") else (1, "")
-    decimals = decimals_for([scale * score.value for score in scores if score])
-    columns: list[Column] = [
-        *(records.texts(name.replace("_", " "), f"point.{name}") for name in axes),
-        *([] if axes else [records.texts("point", "name")]),
-        Records(scores, records.at).estimates(scored, unit, "", decimals=decimals, centre="score"),
-        records.counts("runs", "runs"),
-        *([records.counts("failed", "failed")] if any(records.found("failed")) else []),
-        records.values("step", "ms", "step_ms"),
-        *(_convolution_columns(records) if changes_networks(points) else []),
-        records.values("training", "s", "training_s"),
-        records.values("memory", "MB", "memory_bytes"),
-    ]
-    note = (
-        "Means over seeds, with 95% intervals by Student's distribution; steps are medians. "
-        "Training: steps × median step."
-    )
-    return Table("points", "Points of the sweep", f"{SWEEP}.csv", tuple(columns), note)

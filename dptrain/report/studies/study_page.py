@@ -9,11 +9,10 @@ from dptrain.audit.study import Audit
 from dptrain.measure.profile.known_tables import NOT_VERIFIED
 from dptrain.measure.profile.profile_files import PROFILE
 from dptrain.measure.statistics import Estimate
-from dptrain.report.elements.canvas import Plot, part_name
+from dptrain.numbers import fixed, percent, short
+from dptrain.report.elements.canvas import Plot
 from dptrain.report.elements.definitions import OF_STUDIES
-from dptrain.report.elements.numbers import fixed, percent, short
 from dptrain.report.elements.page import Key, Page, Section, restrictions_section
-from dptrain.report.elements.tables import Cell, Number
 from dptrain.report.profiles.profile_page import (
     MeasuredProfile,
     definitions_section,
@@ -29,18 +28,8 @@ from dptrain.report.studies.audit_tables import (
     weak_sources,
 )
 from dptrain.report.studies.study_plots import point_name, study_plots
-from dptrain.report.studies.study_tables import (
-    FILE,
-    accuracy_table,
-    forecast_table,
-    known_losses_table,
-    launches_table,
-    loss_table,
-    parts_table,
-    points_table,
-    pop_table,
-)
 from dptrain.scaling.conclusion import certain_losses, withheld_sentence
+from dptrain.scaling.files import STUDY
 from dptrain.scaling.study import (
     STRONG,
     WEAK,
@@ -50,6 +39,18 @@ from dptrain.scaling.study import (
     losses_withheld,
     series_name,
 )
+from dptrain.scaling.tables import (
+    accuracy_table,
+    forecast_table,
+    known_losses_table,
+    launches_table,
+    loss_table,
+    parts_table,
+    points_table,
+    pop_table,
+)
+from dptrain.tables import Cell, Number
+from dptrain.vocabulary import label_of
 
 
 def largest_points(study: Study) -> list[Point]:
@@ -158,7 +159,7 @@ def _page(
         headline=study.conclusion[0],
         lead=chosen("efficiency"),
         text=study.conclusion[1:],
-        file=FILE,
+        file=STUDY,
         keys=tuple(_keys(study, largest)),
         notes=valid,
         sections=tuple(section for section in sections if section is not None),
@@ -225,7 +226,7 @@ def _keys(study: Study, largest: Sequence[Point]) -> list[Key]:
             keys.append(
                 Key(
                     f"{scaling}: largest loss at {point_name(point)}",
-                    (part_name(name),),
+                    (label_of(name),),
                     (Number(short(ms), ms, f"{at}.loss.{name}"), f" ms, {share} of the step"),
                 )
             )

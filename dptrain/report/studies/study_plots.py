@@ -8,6 +8,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from dptrain.measure.statistics import Estimate
+from dptrain.numbers import decimals_for, fixed, percent
 from dptrain.report.elements.bars import Bar, efficiency_bars, pop_bars
 from dptrain.report.elements.canvas import (
     PARTS,
@@ -15,13 +16,12 @@ from dptrain.report.elements.canvas import (
     Plot,
     colour,
     draw_launches,
-    part_name,
     plot,
     set_ranks_axis,
 )
-from dptrain.report.elements.numbers import decimals_for, fixed, percent
 from dptrain.scaling.points import round_of
 from dptrain.scaling.study import STRONG, WEAK, Forecast, Point, Study
+from dptrain.vocabulary import label_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -315,7 +315,7 @@ def _parts(study: Study, scaling: str, points: Sequence[Point]) -> Plot:
                 color=colour(role),
                 edgecolor=colour("paper"),
                 linewidth=0.6,
-                label=part_name(name),
+                label=label_of(name),
             )
             tops = [low + height for low, height in zip(tops, heights, strict=True)]
         axes.axhline(ideal, color=colour("ink"), linewidth=0.9, linestyle=(0, (4, 3)), zorder=5)
@@ -354,7 +354,7 @@ def _parts(study: Study, scaling: str, points: Sequence[Point]) -> Plot:
         )
     largest = ordered[-1]
     shares = ", ".join(
-        f"{part_name(name)} {percent(value / largest.parts.total)}"
+        f"{label_of(name)} {percent(value / largest.parts.total)}"
         for name, value in largest.parts.known.items()
         if name in names
     )

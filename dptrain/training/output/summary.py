@@ -21,7 +21,8 @@ from dptrain.measure.machine.energy import energy_lines, energy_of, meter_facts
 from dptrain.measure.machine.load import Clock, cores_of_other_jobs, is_busy
 from dptrain.measure.profile.analysis import Measured, profile_efficiencies, spread, stage_profiles
 from dptrain.measure.profile.gathering import gather_measured
-from dptrain.measure.profile.tables import layers_table, notes_table, parts_table
+from dptrain.measure.profile.profile_lines import titled_parts
+from dptrain.measure.profile.tables import MAX_LAYER_ROWS, layers_table, notes_table
 from dptrain.measure.recorder import CHECKPOINT, DATA_WAIT, EVALUATION, HIDDEN
 from dptrain.measure.statistics import Estimate
 from dptrain.network.adaptation import adaptation_lines
@@ -352,8 +353,9 @@ def _tables(job: Job, measured: Measured | None, scaling: Efficiency) -> tuple[s
             steps = f"{measured.timed.shape[1]} steps that were timed stage by stage"
         stages = stage_profiles(job.plan, measured, job.replica.notes)
         step = spread(measured.step_times)
-        found.append(parts_table(step, measured.step_parts, ranks=size))
-        found.append(layers_table(stages, ranks=size, steps=steps))
+        found.append(titled_parts(step, measured.step_parts, several=size > 1))
+        title = f"Computation by layer (mean of {steps})"
+        found.append(layers_table(stages, title, several=size > 1, most=MAX_LAYER_ROWS))
         if notes := notes_table(stages):
             found.append(notes)
     else:

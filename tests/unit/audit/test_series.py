@@ -89,7 +89,7 @@ def test_an_efficiency_of_training_with_a_heavy_tail_is_marked(
     pairs = tuple(Pair(1e6, 1e6, float(block.mean())) for block in np.split(steps, 4))
     found = efficiency(Baseline(pairs, 40, 2000), 4, possible=1.0, steps=steps)
     assert bool(found.note) == is_marked
-    assert ("tail index" in efficiency_table(found, size=4).caption) == is_marked
+    assert ("tail index" in efficiency_table(found, size=4).note) == is_marked
 
 
 def test_launches_that_were_not_seen_have_a_binomial_limit() -> None:

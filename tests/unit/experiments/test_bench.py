@@ -212,8 +212,8 @@ def test_the_summary_has_no_column_without_values() -> None:
     for results, extra in ((timed + searched, ("saturates at", "best samples/s")), (searched, ())):
         table = findings_table(find(results, View()), View(), "numba")
         headings = ("network", "parameters", *extra)
-        assert tuple(table.columns) == headings
-        assert ("saturates at" in (table.caption or "")) is bool(extra)
+        assert tuple(table.heads) == headings
+        assert ("saturates at" in table.note) is bool(extra)
 
 
 def test_saturation_is_where_no_larger_batch_is_much_faster() -> None:

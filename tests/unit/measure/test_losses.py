@@ -12,11 +12,10 @@ from numpy.typing import NDArray
 from dptrain.files import parse_json
 from dptrain.measure.profile import losses
 from dptrain.measure.profile.analysis import Measured
-from dptrain.measure.profile.loss_tables import losses_report
+from dptrain.measure.profile.loss_tables import loss_tables, losses_report
 from dptrain.measure.profile.profile_files import LOSSES
 from dptrain.measure.recorder import EXPOSED, SPANS, STEP
-from dptrain.report.elements.tables import Number
-from dptrain.report.profiles.loss_tables import loss_tables
+from dptrain.tables import Number
 
 ROUNDS = 10
 
@@ -244,7 +243,7 @@ def test_the_file_and_the_tables_of_a_report_have_the_same_numbers(tmp_path: Pat
     assert [len(table.rows) for table in tables] == [8, 4, 2]
     for table in tables:
         for part in (part for row in table.rows for cell in row for part in cell):
-            if isinstance(part, Number):
+            if isinstance(part, Number) and part.source:
                 value = values
                 for key in part.source.split("."):
                     value = value[int(key)] if isinstance(value, list) else value[key]
@@ -262,8 +261,8 @@ def test_few_steps_are_the_reason_if_efficiencies_cannot_be_compared() -> None:
     unknown = tuple(replace(factor, agree=None) for factor in found.efficiencies)
     printed = losses_report(replace(found, efficiencies=unknown))
     table = next(part for part in printed if not isinstance(part, str)
-                 and part.columns[0] == "efficiency")  # fmt: skip
-    assert [row[-1] for row in table.rows] == ["too few steps"] * 4
+                 and part.heads[0] == "efficiency")  # fmt: skip
+    assert [row[-1] for row in table.texts] == ["too few steps"] * 4
 
 
 @pytest.mark.parametrize("overlaps", [True, False])
@@ -271,9 +270,10 @@ def test_the_printed_tables_name_every_loss(overlaps: bool) -> None:
     parts = losses_report(replace(record(known()), overlaps=overlaps))
     lines = [part for part in parts if isinstance(part, str)]
     assert any("no counters" in line for line in lines)
-    assert any("saved by overlap: nothing" in line for line in lines) != overlaps
+    notes = [part.note for part in parts if not isinstance(part, str)]
+    assert any("Saved by overlap: nothing" in note for note in notes) != overlaps
     names = [name for table in parts if not isinstance(table, str)
-             for name, *_ in filter(None, table.rows)]  # fmt: skip
+             for name, *_ in table.texts]  # fmt: skip
     for name in ("contention", "load imbalance", "serialisation", "latency", "sums", "transfer"):
         assert name in names
     assert ("saved by overlap" in names) == overlaps

@@ -16,14 +16,13 @@ from docs.tools.reference import expand
 from dptrain.comm.world import World
 from dptrain.errors import UserError
 from dptrain.files import parse_json
-from dptrain.measure.profile import profile_tables
 from dptrain.measure.profile.profile import Profile, RankProfile, StageProfile
 from dptrain.measure.profile.profile_files import claim, csv_text
-from dptrain.measure.profile.profile_tables import profile_report
-from dptrain.measure.vocabulary import SECTIONS, find_term, vocabulary_table
+from dptrain.measure.profile.profile_lines import profile_report
 from dptrain.plan.lowering import Phase
 from dptrain.training.profiling.profiling import ProfileOptions, profile
 from dptrain.training.settings import load_settings
+from dptrain.vocabulary import SECTIONS, find_term, vocabulary_table
 
 ROOT = Path(__file__).parents[3]
 
@@ -148,7 +147,7 @@ def test_tables_fit_the_terminal_and_name_every_layer(measured: Profile, width: 
 
     console = Console(width=width, highlight=False, markup=False)
     with console.capture() as capture:
-        for part in profile_tables.profile_report(measured):
+        for part in profile_report(measured):
             console.print(part, soft_wrap=isinstance(part, str))
     text = capture.get()
     for group in {stage.group for stage in measured.stages}:

@@ -13,7 +13,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from dptrain.backends import load_backend
 from dptrain.measure.profile.explanations import algorithms
 from dptrain.measure.profile.profile import Profile, Roofs
-from dptrain.measure.profile.profile_tables import profile_report
+from dptrain.measure.profile.profile_lines import profile_report
 from dptrain.measure.profile.rooflines import highest_roofs, least_products, least_work, with_roofs
 from dptrain.measure.roofs import _host_sizes
 from dptrain.native.bandwidth import bandwidths

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from dptrain.measure.profile.tables import layers_table
-from dptrain.tables import Table
+from dptrain.tables import Number, Table
 
 
 @pytest.mark.parametrize("words", [8, 30])
@@ -18,7 +18,7 @@ def test_a_title_is_whole_and_a_short_one_stands_in_one_line(words: int) -> None
     title = " ".join(["title"] * words)
     written = io.StringIO()
     console = Console(width=60, file=written)
-    console.print(Table(title, ("a", "b"), ("a",), rows=[("1", "2")]))
+    console.print(Table.of_rows(title, ("a", "b"), [("1", "2")], text=("a",)))
     lines = written.getvalue().splitlines()
     assert written.getvalue().split().count("title") == words
     assert words > 8 or lines[0].strip() == title
@@ -30,18 +30,20 @@ def test_the_fastest_of_many_layers_share_a_row(count: int) -> None:
     stages: list[Any] = [
         SimpleNamespace(
             group=f"layer{number}", phase=phase, typical_ms=float(number), slowest_ms=1.0,
-            slowest_rank=0, share=0.5 / count, flops=1e9, bytes_moved=1e6,
+            slowest_rank=0, share=0.5 / count, flops=1e9, bytes_moved=1e6, roofline_share=None,
         )
         for phase in ("forward", "backward_weight")
         for number in range(1, count + 1)
     ]  # fmt: skip
     written = io.StringIO()
-    table = layers_table(stages, ranks=1, steps="typical steps")
+    table = layers_table(stages, "Computation by layer", several=False, most=24)
     Console(width=80, file=written).print(table)
-    rows = [line.split() for line in written.getvalue().splitlines()[4:] if line.strip()]
-    assert len(rows) == 24
-    shares = sum(float(word.strip("%")) for row in rows for word in row if word.endswith("%"))
-    assert shares == pytest.approx(100, abs=3)
+    rows = [line.split() for line in written.getvalue().partition("─\n")[2].splitlines()]
+    rows = [row for row in rows if row]
+    assert len(rows) == len(table.rows) == 24
+    (shares,) = (column.cells for column in table.columns if column.head == "share")
+    values = [part.value for cell in shares for part in cell if isinstance(part, Number)]
+    assert sum(values) == pytest.approx(1)
     if count == 60:
         assert [row[0] for row in rows[:-1]] == [f"layer{n}" for n in range(38, 61)]
         total = sum(range(1, 38))

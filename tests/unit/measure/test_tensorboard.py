@@ -16,12 +16,12 @@ from dptrain.comm.world import World
 from dptrain.errors import UserError
 from dptrain.measure.metrics import MetricsFile
 from dptrain.measure.tensorboard import FOLDER, TensorBoard, tag_of
-from dptrain.measure.vocabulary import SECTIONS, find_term
 from dptrain.network import get_network
 from dptrain.plan import make_plan
 from dptrain.training.profiling.profiling import ProfileOptions, profile
 from dptrain.training.run import train
 from dptrain.training.settings import load_settings
+from dptrain.vocabulary import SECTIONS, find_term
 
 
 def read(folder: Path) -> Any:

@@ -15,10 +15,10 @@ from dptrain.comm.clocks import ClockOffset, clock_offset
 from dptrain.comm.world import World
 from dptrain.measure.recorder import StepRecord
 from dptrain.measure.trace import THREADS, RankClock, clock_facts, rank_events, write_trace
-from dptrain.measure.vocabulary import find_term
 from dptrain.network import get_network
 from dptrain.plan.buckets import make_buckets
 from dptrain.plan.plan import make_plan
+from dptrain.vocabulary import find_term
 
 PLAN = make_plan(get_network("cifar"), load_backend("numba"), 4, precision="fp32")
 BUCKETS = make_buckets(PLAN, 2**18)

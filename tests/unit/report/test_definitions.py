@@ -7,16 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from dptrain.measure.vocabulary import SECTIONS
 from dptrain.report.elements.definitions import (
     OF_PROFILES,
     OF_RUNS,
     OF_STUDIES,
-    STUDY,
     Definition,
     definitions,
 )
 from dptrain.scaling.study import Launch, Point
+from dptrain.vocabulary import SECTIONS
 
 GUIDE = Path(__file__).parents[3] / "docs" / "reference" / "study.md"
 
@@ -24,12 +23,13 @@ GUIDE = Path(__file__).parents[3] / "docs" / "reference" / "study.md"
 def test_words_of_a_study_are_its_fields_and_documented() -> None:
     known = {field.name for record in (Point, Launch) for field in fields(record)}
     text = GUIDE.read_text(encoding="utf-8")
-    named = [word.name for word in STUDY if word.name in known]
+    names = [word.name.removeprefix("points.") for word in SECTIONS["Scaling study"]]
+    named = [name for name in names if name in known]
     assert {"step_ms", "efficiency", "karp_flatt", "loss"} <= set(named)
     for name in named:
         assert f"`{name}`" in text, name
     # A name with a unit is a field; anything else is a word of the page alone.
-    assert not [word.name for word in STUDY if word.name.endswith("_ms") and word.name not in known]
+    assert not [name for name in names if name.endswith("_ms") and name not in known]
 
 
 def test_a_profile_has_the_words_of_the_vocabulary_alone() -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dptrain.report.elements.numbers import (
+from dptrain.numbers import (
     decimals_for,
     fixed,
     flop_rate,

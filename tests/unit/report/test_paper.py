@@ -17,16 +17,16 @@ from hypothesis import strategies as st
 from dptrain.cli.main import run
 from dptrain.errors import UserError
 from dptrain.report.elements.page import Page
-from dptrain.report.elements.tables import Column, Number, Records, Table
 from dptrain.report.files import make_page, read_result
 from dptrain.report.paper import files
 from dptrain.report.paper.files import RECORD, write_paper
-from dptrain.report.paper.latex import latex
 from dptrain.report.paper.references import REFERENCES
 from dptrain.report.paper.values import Value, number_groups, sentence_groups
-from dptrain.report.studies.study_tables import forecast_table
 from dptrain.scaling.analysis import analyse
 from dptrain.scaling.study import Study
+from dptrain.scaling.tables import forecast_table
+from dptrain.tables import Column, Number, Records, Table
+from dptrain.tables.latex import latex
 from tests.unit.report.test_files import HOSTILE, files_below
 from tests.unit.scaling.synthetic import Law, make_launches
 from tests.unit.scaling.test_efficiencies import with_pop
@@ -213,11 +213,11 @@ def test_rows_and_columns_that_look_alike_have_different_keys(page: Page) -> Non
     records = Records.of([{"x": 1.0}, {"x": 2.0}])
     columns = (
         Column("Name", "", (("a b",), ("a–b",)), "word"),
-        records.values("x", "ms", "x"),
-        records.values("X", "%", "x"),
-        records.values("x", "ms", "x"),
+        records.values("x", "x", "ms"),
+        records.values("x", "X", "%"),
+        records.values("x", "x", "ms"),
     )
-    sections = (replace(page.sections[0], tables=(Table("t", "T", "f", columns),)),)
+    sections = (replace(page.sections[0], tables=(Table("T", columns, "", "t", "f"),)),)
     (group,) = number_groups(replace(page, keys=(), sections=sections))
     assert [value.key for value in group.values] == [
         f"t.a-b-{row}.{column}" for row in (1, 2) for column in ("x-ms-1", "x-percent", "x-ms-3")

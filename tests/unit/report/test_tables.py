@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from dptrain.measure.profile.profile import Profile, StageProfile
-from dptrain.report.elements.tables import Number, Table
-from dptrain.report.profiles.profile_tables import profile_tables
+from dptrain.measure.profile.tables import stages_table
+from dptrain.tables import Number, Table
 from tests.unit.scaling.synthetic import Law, make_profile
 
 
@@ -33,10 +33,10 @@ def numbers(table: Table, head: str) -> list[float]:
     return [next(part.value for part in cell if isinstance(part, Number)) for cell in column.cells]
 
 
-@pytest.mark.parametrize("place", [1, 2])
-def test_the_time_of_a_stage_is_the_one_that_its_share_is_of(place: int) -> None:
+@pytest.mark.parametrize("where", ["stages", "kinds"])
+def test_the_time_of_a_stage_is_the_one_that_its_share_is_of(where: str) -> None:
     profile = lopsided()
-    table = profile_tables(profile, "profile.json")[place]
+    table = stages_table(getattr(profile, where), where, several=True)
     step = profile.parts.total
     assert numbers(table, "share") == pytest.approx(
         [time / step for time in numbers(table, "typical")]

@@ -213,8 +213,8 @@ def test_fewer_than_three_launches_have_no_efficiency(launches: int) -> None:
             for part in study_report(study)
             if not isinstance(part, str) and str(part.title).startswith(scaling.capitalize())
         )
-        assert [row[list(table.columns).index("efficiency")] for row in table.rows] == [
-            "base", "", "",
+        assert [row[table.heads.index("efficiency")] for row in table.texts] == [
+            "base", "–", "–",
         ]  # fmt: skip
 
 

@@ -77,7 +77,7 @@ def test_in_weak_scaling_no_batch_is_smaller() -> None:
     weak = [p for p in study.points if p.scaling == "weak"]
     assert [p.small_batch_ms for p in weak] == [0.0] * 3
     tables = [part for part in study_report(study) if isinstance(part, Table)]
-    assert not any("-0%" in cell for table in tables for row in table.rows for cell in row)
+    assert not any("−0%" in cell for table in tables for row in table.texts for cell in row)
 
 
 def test_a_base_without_run_delays_does_not_look_like_contention() -> None:

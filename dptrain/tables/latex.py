@@ -1,12 +1,12 @@
-r"""LaTeX of texts, of tables, and of the macros ``\dpvalue`` and ``\dpdefine``."""
+"""LaTeX of texts and of tables."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
-from dptrain.report.elements.numbers import THOUSANDS_SEPARATOR
-from dptrain.report.elements.tables import Number, Table
-from dptrain.report.paper.values import Value
+from dptrain.numbers import THOUSANDS_SEPARATOR
+from dptrain.tables.cells import Column, texts_of
 
 _SPECIAL = {
     "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "&": r"\&", "#": r"\#",
@@ -25,42 +25,6 @@ _MATHEMATICS = {
     "²": "^2", "³": "^3", **{c: f"^{i}" for i, c in enumerate("⁰¹²³⁴⁵⁶⁷⁸⁹") if i not in (1, 2, 3)},
     "⁻": "^-", **{c: f"_{i}" for i, c in enumerate("₀₁₂₃₄₅₆₇₈₉")},
 }  # fmt: skip
-
-MACROS = r"""\makeatletter
-\ifcsname dpvalue\endcsname\else
-\def\dp@tables{}
-\def\dp@table#1.#2\@nil{#1}
-\newcommand*\dpdefine[2]{%
-  \ifcsname dp@#1\endcsname
-    \PackageError{dptrain}{The value '#1' is defined twice}{%
-      Write one of the results with dptrain paper --prefix NAME.}%
-  \fi
-  \expandafter\gdef\csname dp@#1\endcsname{#2}%
-  \edef\dp@name{\dp@table#1.\@nil}%
-  \ifcsname dpkeys@\dp@name\endcsname\else
-    \expandafter\gdef\csname dpkeys@\dp@name\endcsname{}%
-    \xdef\dp@tables{\dp@tables\space\dp@name}%
-  \fi
-  \expandafter\xdef\csname dpkeys@\dp@name\endcsname{\csname dpkeys@\dp@name\endcsname\space#1}}
-\DeclareRobustCommand*\dpvalue[1]{%
-  \ifcsname dp@#1\endcsname\csname dp@#1\endcsname\else
-    \edef\dp@name{\dp@table#1.\@nil}%
-    \ifcsname dpkeys@\dp@name\endcsname
-      \PackageError{dptrain}{There is no value '#1'. The keys of '\dp@name' are:%
-        \csname dpkeys@\dp@name\endcsname}{values.md explains them.}%
-    \else
-      \PackageError{dptrain}{There is no value '#1'. Keys begin with one of:\dp@tables}{%
-        values.md explains them.}%
-    \fi
-    \textbf{??}%
-  \fi}
-\DeclareRobustCommand*\dpwithheld[1]{%
-  \PackageError{dptrain}{The value '#1' is withheld: the report shows no number there}{%
-    sentences.md has the reasons and restrictions.}%
-  \textbf{withheld}}
-\fi
-\makeatother
-"""
 
 
 def latex(text: str) -> str:
@@ -96,36 +60,18 @@ def comment(text: str) -> str:
     return f"% {' '.join(text.split())}"
 
 
-def definition(value: Value) -> str:
-    r"""Return the line that defines a value; if it is withheld, ``\dpvalue`` is an error.
-
-    Example:
-        >>> definition(Value("points-weak.2.efficiency", "85%"))
-        '\\dpdefine{points-weak.2.efficiency}{85\\%}'
-    """
-    text = latex(value.text) if value.text else rf"\dpwithheld{{{value.key}}}"
-    return rf"\dpdefine{{{value.key}}}{{{text}}}"
-
-
-def tabular(table: Table) -> str:
+def tabular(title: str, columns: Sequence[Column], note: str) -> str:
     """Return a table as a ``tabular`` without packages; its title and note are comments."""
-    kinds = "".join(
-        "r" if column.kind in ("number", "computed") else "l" for column in table.columns
-    )
-    heads = [" ".join((column.head, column.unit)).strip() for column in table.columns]
-    rows = [
-        ["".join(p.text if isinstance(p, Number) else p for p in cell) for cell in row]
-        for row in table.rows
-    ]
-    lines = [rf"{' & '.join(map(latex, cells))} \\" for cells in (heads, *rows)]
+    kinds = "".join("r" if column.is_numeric else "l" for column in columns)
+    first, *others = (rf"{' & '.join(map(latex, cells))} \\" for cells in texts_of(columns))
     return "\n".join([
-        comment(table.title),
-        *([comment(table.note)] if table.note else []),
+        comment(title),
+        *([comment(note)] if note else []),
         rf"\begin{{tabular}}{{{kinds}}}",
         r"\hline",
-        lines[0],
+        first,
         r"\hline",
-        *lines[1:],
+        *others,
         r"\hline",
         r"\end{tabular}",
         "",
