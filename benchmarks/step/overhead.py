@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from dptrain.comm.world import World
 from dptrain.data import Batch
 from dptrain.errors import UserError
-from dptrain.measure.recorder import DATA_WAIT
+from dptrain.measure.step_record import DATA_WAIT
 from dptrain.training.baseline import open_loader
 from dptrain.training.engines import Engine
 from dptrain.training.job import assemble

@@ -22,8 +22,8 @@ from dptrain.measure.machine.load import Clock, cores_of_other_jobs, is_busy
 from dptrain.measure.profile.analysis import Measured, profile_efficiencies, spread, stage_profiles
 from dptrain.measure.profile.gathering import gather_measured
 from dptrain.measure.profile.tables import layers_table, notes_table, parts_table
-from dptrain.measure.recorder import CHECKPOINT, DATA_WAIT, EVALUATION, HIDDEN
 from dptrain.measure.statistics import Estimate
+from dptrain.measure.step_record import CHECKPOINT, DATA_WAIT, EVALUATION, HIDDEN
 from dptrain.network.adaptation import adaptation_lines
 from dptrain.network.network import Network
 from dptrain.plan.lowering import Phase
