@@ -13,7 +13,7 @@ from benchmarks.studies.measuring import CPU, Context, Values, measurement, summ
 from dptrain.backends.replica import Replica
 from dptrain.batch import Batch
 from dptrain.comm.world import World
-from dptrain.measure.recorder import DATA_WAIT
+from dptrain.measure.step_record import DATA_WAIT
 from dptrain.network.random_batch import random_batch
 from dptrain.training.baseline import open_loader
 from dptrain.training.job import assemble

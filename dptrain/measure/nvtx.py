@@ -13,7 +13,7 @@ from dptrain.backends.device_replica import DeviceReplica
 from dptrain.backends.replica import Replica
 from dptrain.comm.sums.base import GradientSum
 from dptrain.errors import UserError
-from dptrain.measure.recorder import DATA_WAIT
+from dptrain.measure.step_record import DATA_WAIT
 from dptrain.plan.lowering import Phase
 
 T = TypeVar("T")

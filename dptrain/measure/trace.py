@@ -16,7 +16,7 @@ from typing import Any
 
 from dptrain.comm.clocks import ClockOffset
 from dptrain.files import write_whole
-from dptrain.measure.recorder import DATA_WAIT, EXPOSED, RUN_DELAY, STEP, UNKNOWN, StepRecord
+from dptrain.measure.step_record import DATA_WAIT, EXPOSED, RUN_DELAY, STEP, UNKNOWN, StepRecord
 from dptrain.plan.buckets import Bucket
 from dptrain.plan.plan import Plan
 
@@ -91,14 +91,19 @@ def rank_events(
     for found in records:
         step = writer.head(STEP, STEP, COMPUTE, _step_arguments(found))
         lines.append(writer.event(step, found.begin, found.end))
-        lines.append(writer.event(data_wait, found.request, found.data))
-        if found.timed:
-            lines += map(writer.event, stages, *_ends(found.stage_spans()))
-            long = [c for c in found.exposed_spans() if c[1] - c[0] >= SHORTEST_NS]
-            lines += [writer.event(exposed, *call) for call in long]
-            # A single rank sums nothing, so its sums have no times.
-            if any(end for _, end in found.sums):
-                lines += map(writer.event, sums, *_ends(_one_after_another(found.sums)))
+        for part, begin, end in found.intervals():
+            if part == DATA_WAIT:
+                lines.append(writer.event(data_wait, begin, end))
+            elif found.timed and isinstance(part, int):
+                lines.append(writer.event(stages[part], begin, end))
+            elif found.timed and end - begin >= SHORTEST_NS:
+                lines.append(writer.event(exposed, begin, end))
+        # A single rank sums nothing, so its sums have no times.
+        if found.timed and any(end for _, end in found.sums):
+            lines += [
+                writer.event(head, begin, end)
+                for head, (begin, end) in zip(sums, _one_after_another(found.sums), strict=True)
+            ]
     return ",\n".join(lines)
 
 
@@ -183,10 +188,6 @@ class _Writer:
         """Return an event; begin and end are times of the rank's clock in ns."""
         start, stop = self._clock.to_trace_ns(begin), self._clock.to_trace_ns(end)
         return f'{head},"ts":{start / 1e3:.3f},"dur":{(stop - start) / 1e3:.3f}}}'
-
-
-def _ends(spans: Sequence[tuple[int, int]]) -> tuple[list[int], list[int]]:
-    return [begin for begin, _ in spans], [end for _, end in spans]
 
 
 def _one_after_another(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -23,8 +23,9 @@ from dptrain.data.loading.weighting import WeightedBatches
 from dptrain.errors import UserError
 from dptrain.measure.efficiency import Baseline, Pair
 from dptrain.measure.input_times import InputTimes
-from dptrain.measure.recorder import CHECKPOINT, EVALUATION, EXPOSED, STEP, StepRecorder
+from dptrain.measure.recorder import StepRecorder
 from dptrain.measure.statistics import FEWEST
+from dptrain.measure.step_record import CHECKPOINT, EVALUATION, EXPOSED, STEP
 from dptrain.memory import require_memory
 from dptrain.plan.buckets import make_buckets
 from dptrain.plan.plan import Plan, make_plan

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from dptrain.comm.collective import call_on_rank_zero
 from dptrain.errors import UserError
-from dptrain.measure.recorder import CHECKPOINT
+from dptrain.measure.step_record import CHECKPOINT
 from dptrain.measure.tensorboard import FOLDER, TensorBoard
 from dptrain.runs.settings import NO_LOGGER
 from dptrain.training.history import Record

@@ -47,7 +47,7 @@ from dptrain.errors import UserError, shown
 from dptrain.files import writing
 from dptrain.measure.efficiency import Baseline
 from dptrain.measure.machine.load import Clock
-from dptrain.measure.recorder import EVALUATION
+from dptrain.measure.step_record import EVALUATION
 from dptrain.network.files import get_network
 from dptrain.network.network import Network
 from dptrain.network.zoo import recipe

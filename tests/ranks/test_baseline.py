@@ -11,7 +11,7 @@ import pytest
 from dptrain import Trainer
 from dptrain.comm.world import World
 from dptrain.errors import UserError
-from dptrain.measure.recorder import STEP
+from dptrain.measure.step_record import STEP
 from dptrain.training import baseline
 
 

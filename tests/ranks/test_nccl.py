@@ -19,7 +19,8 @@ from dptrain.comm.sums import nccl
 from dptrain.comm.transport import choose_transport
 from dptrain.comm.world import World
 from dptrain.errors import UserError
-from dptrain.measure.recorder import EXPOSED, StepRecorder
+from dptrain.measure.recorder import StepRecorder
+from dptrain.measure.step_record import EXPOSED
 from dptrain.network import BatchNorm2d, Conv2d, Dense, Dropout, Flatten, MaxPool2d, Network, ReLU
 from dptrain.plan import SGD, make_buckets
 from dptrain.training.engines import StepResult, device, device_steps, make_engine

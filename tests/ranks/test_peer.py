@@ -25,7 +25,8 @@ from dptrain.comm.transport import choose_transport
 from dptrain.comm.world import World
 from dptrain.data.loading.sharding import pass_shards
 from dptrain.errors import UserError
-from dptrain.measure.recorder import DELAYS, EXPOSED, STATISTICS, STEP, StepRecorder
+from dptrain.measure.recorder import StepRecorder
+from dptrain.measure.step_record import DELAYS, EXPOSED, STATISTICS, STEP
 from dptrain.network import BatchNorm2d, Conv2d, Dense, Flatten, Network, ReLU
 from dptrain.plan import SGD, make_buckets, make_plan
 from dptrain.plan.flat import STOP

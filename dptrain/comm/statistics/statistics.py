@@ -59,9 +59,8 @@ class StatisticsSum(ABC):
         world: the ranks.
         kernel_ranks: ranks over which the kernels that compute statistics on a device add them
             themselves; 0 if they do not, so that `enqueue` is called.
-        calls: begin and end of each call since `begin_step`, in nanoseconds of
-            `time.perf_counter_ns`.
-        after_call: called after each call with its duration in nanoseconds.
+        after_call: called after each call with its begin and end in nanoseconds of
+            `time.perf_counter_ns`; None calls nothing.
     """
 
     memory_bytes: int = 0
@@ -70,12 +69,7 @@ class StatisticsSum(ABC):
     def __init__(self, world: World) -> None:
         self.world = world
         self.kernel_ranks = 0
-        self.calls: list[tuple[int, int]] = []
-        self.after_call: Callable[[int], None] = lambda duration_ns: None
-
-    def begin_step(self) -> None:
-        """Forget the calls of the step before."""
-        self.calls.clear()
+        self.after_call: Callable[[int, int], None] | None = None
 
     def __call__(self, parts: NDArray[np.float64], totals: NDArray[np.float64]) -> None:
         """Add the partial sums of all ranks.
@@ -86,9 +80,8 @@ class StatisticsSum(ABC):
         """
         begin = perf_counter_ns()
         self._sum(parts, totals)
-        end = perf_counter_ns()
-        self.calls.append((begin, end))
-        self.after_call(end - begin)
+        if self.after_call is not None:
+            self.after_call(begin, perf_counter_ns())
 
     def enqueue(self, statistics: SummedStatistics) -> None:
         """Replace statistics in device memory by their sums over all ranks.

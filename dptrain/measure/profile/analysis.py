@@ -20,7 +20,8 @@ from dptrain.measure.profile.profile import (
     StepParts,
 )
 from dptrain.measure.profile.rooflines import least_work
-from dptrain.measure.recorder import (
+from dptrain.measure.statistics import FEWEST_STEPS, median_of_steps
+from dptrain.measure.step_record import (
     CHECKPOINT,
     DATA_DELAY,
     DATA_WAIT,
@@ -34,7 +35,6 @@ from dptrain.measure.recorder import (
     SUM_DELAY,
     UPDATE_DELAY,
 )
-from dptrain.measure.statistics import FEWEST_STEPS, median_of_steps
 from dptrain.plan.lowering import STATISTICS_PHASES, Phase
 from dptrain.plan.plan import Plan, Stage
 

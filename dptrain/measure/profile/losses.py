@@ -43,8 +43,8 @@ from dptrain.measure.profile.analysis import Measured
 from dptrain.measure.profile.known import KnownLoss, Recovery, judge
 from dptrain.measure.profile.known_tables import why_withheld
 from dptrain.measure.profile.pop import Pop, pop_efficiencies
-from dptrain.measure.recorder import STEP
 from dptrain.measure.statistics import Estimate, slowest_rank
+from dptrain.measure.step_record import STEP
 from dptrain.measure.student import student, student_quantile
 from dptrain.records import Form, StoredRecord
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dptrain.files import parse_json
-from dptrain.measure.recorder import DATA_WAIT, EXPOSED, STEP
+from dptrain.measure.step_record import DATA_WAIT, EXPOSED, STEP
 from dptrain.measure.trace import COMMUNICATION, THREADS
 from dptrain.numbers import short
 from dptrain.report.elements.canvas import (

@@ -21,7 +21,7 @@ from dptrain.comm import make_gradient_sum
 from dptrain.comm.sums.base import GradientSum
 from dptrain.comm.sums.none import NoSum
 from dptrain.comm.world import World
-from dptrain.measure.recorder import StepRecorder, SumTimes
+from dptrain.measure.recorder import StepRecorder
 from dptrain.plan.buckets import Bucket
 from dptrain.training.engines import make_engine
 from dptrain.training.engines.base import Engine, StepResult
@@ -179,12 +179,11 @@ class IdleEngine(_AloneEngine):
 
     def _record(self, values: list[Any]) -> StepResult:
         """Record a step of the rank with the samples."""
-        result, recorder = StepResult(*values), self.recorder
-        recorder.begin()
-        recorder.timed = False
-        waited = SumTimes(exposed_ns=result.time_ns)
-        record = recorder.end(waited, samples=0, global_count=self._global_counts.popleft())
-        record.time_ns = result.time_ns
+        result = StepResult(*values)
+        with self.recorder.step as step:
+            step.timed = False
+            record = step.end(samples=0, global_count=self._global_counts.popleft())
+        record.exposed_ns = record.time_ns = result.time_ns
         return result
 
 

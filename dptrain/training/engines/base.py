@@ -17,7 +17,8 @@ from dptrain.batch import Batch
 from dptrain.comm.statistics.statistics import StatisticsSum, largest_statistics
 from dptrain.comm.sums.base import GradientSum
 from dptrain.comm.world import AgreedError
-from dptrain.measure.recorder import StepRecord, StepRecorder
+from dptrain.measure.recorder import StepRecorder
+from dptrain.measure.step_record import StepRecord
 from dptrain.plan.buckets import Bucket
 from dptrain.plan.flat import CORRECT, LOSS, STOP
 from dptrain.plan.lowering import Phase

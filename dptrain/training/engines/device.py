@@ -86,27 +86,25 @@ class DeviceEngine(Engine):
         return self.device_replica.upload_ms
 
     def step(self, batches: Iterator[Batch], learning_rate: float, *, stop: bool = False) -> None:
-        recorder, steps, num_samples = self.recorder, self.steps, 0
-        recorder.begin()
-        for part in range(self.passes):
-            batch = next(batches)
-            recorder.waited()
-            if part == 0:
-                timing = self._timing(batch)
-            staged = steps.stage(batch, learning_rate, timing, stop=stop)
-            if part and recorder.timed:
-                recorder.skip()  # The device times it.
-            else:
-                recorder.lap(self._load_index)
-            steps.enqueue(staged)
-            timing = staged.timing
-            recorder.timed = timing.by_stage
-            if recorder.timed:
-                self._times.record(recorder)
-            if part < self.passes - 1:
-                recorder.skip()
-            num_samples += len(batch.samples)
-        self._record(staged, num_samples)
+        steps, num_samples = self.steps, 0
+        with self.recorder.step as current:
+            for part in range(self.passes):
+                batch = next(batches)
+                begin = current.data_wait()
+                if part == 0:
+                    timing = self._timing(batch)
+                staged = steps.stage(batch, learning_rate, timing, stop=stop)
+                end = current.other()
+                steps.enqueue(staged)
+                timing = staged.timing
+                current.timed = timing.by_stage
+                if timing.by_stage:
+                    self._times.record(current)
+                else:
+                    current.add_stage(self._load_index, begin, end)
+                current.other()
+                num_samples += len(batch.samples)
+            self._record(staged, num_samples)
 
     def results(self, *, wait: bool = False) -> list[StepResult]:
         if wait or self._stops:
@@ -125,7 +123,7 @@ class DeviceEngine(Engine):
     def _timing(self, batch: Batch) -> Timing:
         """Return how a step is timed, the same on every rank."""
         number, some = self.recorder.steps, self._next_timed is not None
-        self.recorder.timed = by_stage = self._is_timed(batch)
+        by_stage = self._is_timed(batch)
         if not by_stage and not (some and number <= FIRST_TIMED):
             return REHEARSED if some else UNTIMED
         return Timing(
@@ -137,16 +135,15 @@ class DeviceEngine(Engine):
 
     def _record(self, staged: Staged, num_samples: int) -> None:
         """Record a step, and wait for it if it is timed."""
-        recorder, times = self.recorder, self._times
-        staged.record = recorder.end(
-            times.sums,
+        staged.record = record = self.recorder.step.end(
             samples=num_samples,
             global_count=staged.batch.global_count,
+            sums=self._times.spans,
             enqueued=True,
         )
-        if recorder.timed:
+        if record.timed:
             self.steps.result(staged)
-            self._next_timed = recorder.steps - 1 + self._time_every
+            self._next_timed = record.step + self._time_every
 
     def _end_pass(self, staged: Staged, sums: list[float]) -> None:
         """Record the result of a pass that has ended, if it is the last one of a step."""

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from dptrain.backends.device_replica import DeviceReplica, SumsFuture
 from dptrain.batch import Batch
 from dptrain.comm.world import World
-from dptrain.measure.recorder import StepRecord
+from dptrain.measure.step_record import StepRecord
 from dptrain.training.engines.device_work import DeviceWork
 from dptrain.training.engines.programs import Kind, Programs
 from dptrain.training.engines.series import Series, SeriesClock

@@ -11,14 +11,15 @@ from numpy.typing import NDArray
 from dptrain.backends.device_replica import DeviceReplica, SummedStatistics
 from dptrain.comm.statistics.statistics import StatisticsSum
 from dptrain.comm.sums.base import GradientSum
-from dptrain.measure.recorder import Laps, StepRecorder, SumTimes
+from dptrain.measure.recorder import Step
+from dptrain.measure.step_record import EXPOSED, Program
 
 
 class DeviceTimes:
     """Time stamps of a timed step, which kernels write, and the accounts of its sums over ranks.
 
-    Attributes: those of `SumTimer`, with the sums of batch statistics in `exposed_ns` and `calls`;
-        statistics_ns: the time of these sums alone.
+    Attributes:
+        spans: begin and end of each bucket's sum in the last timed step.
     """
 
     def __init__(
@@ -32,16 +33,9 @@ class DeviceTimes:
         self._replica, self._sum, self._buckets_after = replica, gradient_sum, buckets_after
         self._stages = replica.plan.stages
         self._num_stages = len(self._stages)
-        self.exposed_ns = self.hidden_ns = self.statistics_ns = 0
-        self.calls: list[tuple[int, int]] = []
         # The buckets of a single rank are not summed, and have no times.
         num_sums = len(gradient_sum.buckets) if gradient_sum.world.size > 1 else 0
         self.spans = [(0, 0)] * num_sums
-
-    @property
-    def sums(self) -> SumTimes:
-        """What the sums of the last timed step took."""
-        return SumTimes(self.exposed_ns, self.hidden_ns, self.statistics_ns, self.calls, self.spans)
 
     def record_begin(self) -> None:
         """Enqueue the time stamp of the begin of a pass."""
@@ -76,7 +70,7 @@ class DeviceTimes:
         """Enqueue the time stamp of the end of all sums."""
         self._replica.record_time(self._num_stages)
 
-    def record(self, recorder: StepRecorder) -> None:
+    def record(self, step: Step) -> None:
         """Report the times of the stages, and what the sum kept the device from computing.
 
         The device has just ended the pass, so its last time stamp is now, except for the time that
@@ -87,37 +81,32 @@ class DeviceTimes:
         load, update = self._stages[0].index, self._stages[-1].index
         shift = perf_counter_ns() - int(times[update])
         clock = [int(time) + shift for time in times]
-        previous = clock[load]
-        begin = clock[2 * self._num_stages + 1]
-        if self._replica.context.part == 0:
-            recorder.clear(load)  # The time that the host took to stage the minibatch.
-            self.exposed_ns = self.statistics_ns = 0
-            self.calls = []
-        recorder.put(load, previous - begin, previous)
+        step.add_stage(load, clock[2 * self._num_stages + 1], clock[load])
         stamps = clock[self._first_statistics :][: 2 * self._num_statistics]
         statistics = list(zip(stamps[::2], stamps[1::2], strict=True))
-        stages = self._stages[load + 1 : update]
-        ends = [clock[stage.index] for stage in stages]
-        laps = Laps([stage.index for stage in stages], lambda: ends, previous, tuple(statistics))
-        summed_statistics = []
-        for index, end, time, outside_ns in laps.times():
-            recorder.put(index, time, end)
-            summed_statistics += [(end, end + outside_ns)] if outside_ns else []
-        previous = ends[-1] if ends else previous
-        summed, updated = clock[self._num_stages], clock[update]
-        recorder.put(update, updated - summed, updated)
+        indices = [stage.index for stage in self._stages[load + 1 : update]]
+        ends = [clock[index] for index in indices]
+        previous, summed, updated = clock[update - 1], clock[self._num_stages], clock[update]
+        passed = Program(indices, lambda: ends, clock[load], statistics)
+        for part, begin, end in passed.intervals():
+            if isinstance(part, int):
+                step.add_stage(part, begin, end)
+            elif part == EXPOSED:
+                step.add_exposed(begin, end, statistics=True)
+        step.add_stage(update, summed, updated)
         # One rank sums nothing: the interval is the time that a time stamp takes.
-        active_ns = end = 0
         if self._sum.world.size > 1:
-            statistics_ns = sum(end - begin for begin, end in statistics)
-            self.statistics_ns += statistics_ns
-            self.exposed_ns += summed - previous + statistics_ns
-            self.calls += [*summed_statistics, (previous, summed)]
-        if self._sum.world.size > 1 and self._replica.context.part + 1 == self._replica.plan.passes:
-            for stage_index, buckets in sorted(self._buckets_after.items()):
-                for bucket in buckets:
-                    begin = max(clock[stage_index], end)
-                    end = clock[self._num_stages + 1 + bucket]
-                    self.spans[bucket] = begin, end
-                    active_ns += end - begin
-        self.hidden_ns = max(active_ns - (self.exposed_ns - self.statistics_ns), 0)
+            step.add_exposed(previous, summed)
+            if self._replica.context.part + 1 == self._replica.plan.passes:
+                step.set_active(self._record_spans(clock))
+
+    def _record_spans(self, clock: Sequence[int]) -> int:
+        """Set begin and end of each bucket's sum; return for how long they were in progress."""
+        active_ns = end = 0
+        for stage_index, buckets in sorted(self._buckets_after.items()):
+            for bucket in buckets:
+                begin = max(clock[stage_index], end)
+                end = clock[self._num_stages + 1 + bucket]
+                self.spans[bucket] = begin, end
+                active_ns += end - begin
+        return active_ns

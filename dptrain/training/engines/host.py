@@ -10,7 +10,7 @@ from dptrain.backends.replica import Replica
 from dptrain.batch import Batch
 from dptrain.comm.statistics.statistics import StatisticsSum
 from dptrain.comm.sums.base import GradientSum
-from dptrain.measure.recorder import LONG_NS, SUM_DELAY, StepRecorder
+from dptrain.measure.recorder import StepRecorder
 from dptrain.native.threads import threads_of
 from dptrain.plan.buckets import Bucket
 from dptrain.plan.flat import LOSS, SUMS
@@ -48,29 +48,30 @@ class HostEngine(SynchronousEngine):
 
     def step(self, batches: Iterator[Batch], learning_rate: float, *, stop: bool = False) -> None:
         gradient_sum = self._timed_sum
-        self._begin_step()
-        for _ in range(self.passes - 1):
-            self._make_early_pass(next(batches), stop=stop)
-        batch = next(batches)
-        self.load(batch, stop=stop)
-        start = gradient_sum.start if self.passes == 1 else self._add_and_start
-        self.forward_backward(on_bucket_ready=start)
-        gradient_sum.finish_and_update(self.update_slice, learning_rate)
-        self._record(batch, learning_rate)
+        with self._step:
+            self._num_samples = 0
+            for _ in range(self.passes - 1):
+                self._make_early_pass(next(batches), stop=stop)
+            batch = next(batches)
+            self.load(batch, stop=stop)
+            start = gradient_sum.start if self.passes == 1 else self._add_and_start
+            self.forward_backward(on_bucket_ready=start)
+            gradient_sum.finish_and_update(self.update_slice, learning_rate)
+            self._record(batch, learning_rate)
 
     def _make_early_pass(self, batch: Batch, *, stop: bool) -> None:
         """Make a pass that is not the last one of a step, and keep its gradients."""
         self.load(batch, stop=stop)
         self.forward_backward(on_bucket_ready=lambda bucket: None)
-        self.recorder.skip()
+        self._step.other()
         self._store_gradients()
-        self.recorder.add_lap(self._update_index)
+        self._step.stage(self._update_index)
 
     def _add_and_start(self, bucket: int) -> None:
         """Add the gradients of earlier passes to a bucket, and start its sum."""
-        self.recorder.skip()
+        self._step.other()
         self._add_stored_gradients(bucket)
-        self.recorder.add_lap(self._update_index)
+        self._step.stage(self._update_index)
         self._timed_sum.start(bucket)
 
     def load(self, batch: Batch, *, stop: bool) -> None:
@@ -78,18 +79,16 @@ class HostEngine(SynchronousEngine):
 
         After a pass whose loss is not finite, its minibatch stays, so that it can be inspected.
         """
-        recorder, replica = self.recorder, self.replica
-        recorder.waited()
-        recorder.timed = self._is_timed(batch)
+        step, replica = self._step, self.replica
+        step.data_wait()
+        step.timed = self._is_timed(batch)
         replica.context.part = batch.part
         self._num_samples += len(batch.samples)
-        if batch.part == 0:
-            recorder.clear(self._update_index)
-        elif not math.isfinite(self._loss_sums[LOSS]):
+        if batch.part and not math.isfinite(self._loss_sums[LOSS]):
             return
         self._update_number = replica.updates + 1
         replica.load(batch, stop=stop)
-        recorder.lap(self._load_index)
+        step.stage(self._load_index)
 
     def forward_backward(self, on_bucket_ready: Callable[[int], None]) -> None:
         """Compute loss and gradients.
@@ -97,41 +96,38 @@ class HostEngine(SynchronousEngine):
         Args:
             on_bucket_ready: called with the index of each bucket when its gradients are final.
         """
-        replica = self.replica
-        if self.statistics_sum is not None:
+        replica, statistics_sum = self.replica, self.statistics_sum
+        if statistics_sum is not None:
             # Outside of steps, and in steps of other engines, the replica sums nothing over ranks.
-            replica.sum_statistics = self.statistics_sum
-            self.statistics_sum.after_call = self._mark_statistics
-        if self.recorder.timed and self._overlaps:
+            replica.sum_statistics = statistics_sum
+            statistics_sum.after_call = self._step.interrupt
+        if self._step.timed and self._overlaps:
             self._run_and_sum(on_bucket_ready)
         else:
             self._run()
             for bucket in range(len(self.gradient_sum.buckets)):
                 on_bucket_ready(bucket)
-        replica.sum_statistics = self._sum_own_statistics
-
-    def _mark_statistics(self, duration_ns: int) -> None:
-        if duration_ns >= LONG_NS:
-            self.recorder.mark(SUM_DELAY, duration_ns)
+        if statistics_sum is not None:
+            replica.sum_statistics = self._sum_own_statistics
+            statistics_sum.after_call = None
 
     def _run(self) -> None:
         """Run all stages; their times are computed later."""
-        if self.recorder.timed:
-            ends = self.replica.run_timed()
-            self.recorder.laps(self._stages, ends, self._statistics_timer.new_calls())
+        if self._step.timed:
+            self._step.stages(self._stages, self.replica.run_timed())
         else:
             self.replica.run()
 
     def _run_and_sum(self, on_bucket_ready: Callable[[int], None]) -> None:
         """Run stage by stage, and report each bucket as soon as its gradients are final."""
-        recorder, replica = self.recorder, self.replica
+        step, replica = self._step, self.replica
         for stage, kernel in replica.stages:
             kernel(replica.context)
-            recorder.lap(stage.index, self._statistics_timer.lap_ns())
+            step.stage(stage.index)
             for bucket in self._buckets_after.get(stage.index, ()):
                 on_bucket_ready(bucket)
             self._sum_timer.poll()
-            recorder.skip()
+            step.other()
 
     def apply_norms(self) -> None:
         """Clip and scale the gradients that this rank updates, unless the loss is not finite.
@@ -140,17 +136,17 @@ class HostEngine(SynchronousEngine):
         """
         if not math.isfinite(self._loss_sums[LOSS]):
             return
-        self.recorder.skip()
+        self._step.other()
         slices, share = self.gradient_sum.updated_slices, self.gradient_sum.share_squares
         self.replica.apply_norms(slices, number=self._update_number, share=share)
-        self.recorder.add_lap(self._update_index)
+        self._step.stage(self._update_index)
 
     def update_slice(self, elements: slice, learning_rate: float) -> None:
         """Update some parameters, unless the loss over all ranks is not finite."""
         if math.isfinite(self._loss_sums[LOSS]):
-            self.recorder.skip()
+            self._step.other()
             self.replica.update_slice(elements, learning_rate, number=self._update_number)
-            self.recorder.add_lap(self._update_index)
+            self._step.stage(self._update_index)
 
     def _summed_losses(self) -> list[float]:
         sums: list[float] = self._loss_sums.tolist()

@@ -38,37 +38,36 @@ class HostSumDeviceEngine(SynchronousEngine):
         super().__init__(replica, gradient_sum, buckets, recorder, statistics_sum)
         self.device_replica = replica
         self.time_stages(FIRST_TIMED, TIMED_EVERY)
-        self._programs, self._measures_sums = Programs(replica), True
+        self._programs = Programs(replica)
         # MPI may sum the gradients in device memory; otherwise this is a copy in host memory.
         self._is_copied = gradient_sum.gradients is not replica.flat_gradients
 
     def step(self, batches: Iterator[Batch], learning_rate: float, *, stop: bool = False) -> None:
-        self._begin_step()
-        for _ in range(self.passes - 1):
+        with self._step as timing:
+            self._num_samples = 0
+            for _ in range(self.passes - 1):
+                batch = next(batches)
+                self._load(batch, learning_rate, stop=stop)
+                self._forward_backward(batch)
+                self._store_gradients()
             batch = next(batches)
             self._load(batch, learning_rate, stop=stop)
             self._forward_backward(batch)
-            self._store_gradients()
-        batch = next(batches)
-        self._load(batch, learning_rate, stop=stop)
-        self._forward_backward(batch)
-        if not self.recorder.timed:
-            for bucket in range(len(self.gradient_sum.buckets)):
-                self._start_sum(bucket)
-        self._sum_timer.finish_and_update(self._update_slice, learning_rate)
-        self._record(batch, learning_rate)
+            if not timing.timed:
+                for bucket in range(len(self.gradient_sum.buckets)):
+                    self._start_sum(bucket)
+            self._sum_timer.finish_and_update(self._update_slice, learning_rate)
+            self._record(batch, learning_rate)
 
     def _load(self, batch: Batch, learning_rate: float, *, stop: bool) -> None:
-        recorder, replica = self.recorder, self.device_replica
-        recorder.waited()
-        recorder.timed = self._is_timed(batch)
+        step, replica = self._step, self.device_replica
+        step.data_wait()
+        step.timed = self._is_timed(batch)
         replica.context.part = batch.part
         self._num_samples += len(batch.samples)
-        if batch.part == 0:
-            recorder.clear(self._update_index)
-        if recorder.timed:
+        if step.timed:
             replica.memory.synchronize()
-            recorder.skip()
+            step.other()
         self._update_number = replica.updates + 1
         replica.stage_batch(batch, learning_rate=learning_rate, stop=stop)
         replica.unpack_staged_batch()
@@ -76,8 +75,10 @@ class HostSumDeviceEngine(SynchronousEngine):
         self._end_stage(self._load_index)
 
     def _forward_backward(self, batch: Batch) -> None:
-        with summing_statistics(self.device_replica, self.statistics_sum):
-            if self.recorder.timed:
+        with summing_statistics(
+            self.device_replica, self.statistics_sum, after_call=self._step.interrupt
+        ):
+            if self._step.timed:
                 self.device_replica.run(self._after_stage, overlap=False)
             elif self.statistics_sum is None:
                 self._programs.run(batch, self.device_replica.run)
@@ -90,23 +91,21 @@ class HostSumDeviceEngine(SynchronousEngine):
             for bucket in self._buckets_after.get(stage, ()):
                 self._start_sum(bucket)
         self._sum_timer.poll()
-        self.recorder.skip()
+        self._step.other()
 
     @property
     def _is_last_pass(self) -> bool:
         return self.replica.context.part == self.passes - 1
 
     def _store_gradients(self) -> None:
-        self.recorder.skip()
+        self._step.other()
         super()._store_gradients()
-        if self.recorder.timed:
-            self.replica.memory.synchronize()
-        self.recorder.add_lap(self._update_index)
+        self._end_stage(self._update_index)
 
     def _end_stage(self, stage: int) -> None:
-        if self.recorder.timed:
+        if self._step.timed:
             self.replica.memory.synchronize()
-        self.recorder.lap(stage, self._statistics_timer.lap_ns())
+        self._step.stage(stage)
 
     def _start_sum(self, bucket: int) -> None:
         if self.passes > 1:
@@ -127,16 +126,14 @@ class HostSumDeviceEngine(SynchronousEngine):
         """Update some parameters, unless the loss over all ranks is not finite."""
         if not math.isfinite(self._summed_losses()[LOSS]):
             return
-        replica, recorder, gradients = self.replica, self.recorder, self.gradient_sum.gradients
+        replica, gradients = self.replica, self.gradient_sum.gradients
         if self._is_copied:
             size = self.gradient_sum.num_parameters
             for part in (elements, slice(size, size + len(SUMS))):
                 replica.memory.upload(replica.flat_gradients[part], gradients[part])
-        recorder.skip()
+        self._step.other()
         replica.update_slice(elements, learning_rate, number=self._update_number)
-        if recorder.timed:
-            replica.memory.synchronize()
-        recorder.add_lap(self._update_index)
+        self._end_stage(self._update_index)
 
     def _summed_losses(self) -> list[float]:
         if not self._is_copied:

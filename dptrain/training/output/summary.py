@@ -23,8 +23,8 @@ from dptrain.measure.profile.analysis import Measured, profile_efficiencies, spr
 from dptrain.measure.profile.gathering import gather_measured
 from dptrain.measure.profile.profile_lines import titled_parts
 from dptrain.measure.profile.tables import MAX_LAYER_ROWS, layers_table, notes_table
-from dptrain.measure.recorder import CHECKPOINT, DATA_WAIT, EVALUATION, HIDDEN
 from dptrain.measure.statistics import Estimate
+from dptrain.measure.step_record import CHECKPOINT, DATA_WAIT, EVALUATION, HIDDEN
 from dptrain.network.adaptation import adaptation_lines
 from dptrain.network.network import Network
 from dptrain.plan.lowering import Phase

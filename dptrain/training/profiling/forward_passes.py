@@ -10,7 +10,7 @@ from time import perf_counter_ns
 from dptrain.backends.device_replica import DeviceReplica
 from dptrain.backends.replica import Replica
 from dptrain.batch import Batch
-from dptrain.measure.recorder import StepRecorder
+from dptrain.measure.recorder import Step, StepRecorder
 from dptrain.native.threads import threads_of
 from dptrain.plan.lowering import Phase
 
@@ -53,15 +53,14 @@ class ForwardPasses(ABC):
             batches: its minibatch is the next one.
             by_stage: time each stage. On a host every pass is timed so.
         """
-        recorder = self._recorder
-        recorder.begin()
-        batch = next(batches)._replace(y=None)  # No loss is computed.
-        recorder.waited()
-        self._make(batch, by_stage=by_stage)
-        recorder.end(samples=len(batch.samples), global_count=batch.global_count)
+        with self._recorder.step as step:
+            batch = next(batches)._replace(y=None)  # No loss is computed.
+            step.data_wait()
+            self._make(step, batch, by_stage=by_stage)
+            step.end(samples=len(batch.samples), global_count=batch.global_count)
 
     @abstractmethod
-    def _make(self, batch: Batch, *, by_stage: bool) -> None:
+    def _make(self, step: Step, batch: Batch, *, by_stage: bool) -> None:
         """Load the minibatch, run the stages and copy the outputs to the host."""
 
 
@@ -73,13 +72,13 @@ class _HostPasses(ForwardPasses):
         self._replica, pool = replica, threads_of(replica)
         recorder.watch(tuple if pool is None else pool.native_ids)
 
-    def _make(self, batch: Batch, *, by_stage: bool) -> None:
-        replica, recorder = self._replica, self._recorder
+    def _make(self, step: Step, batch: Batch, *, by_stage: bool) -> None:
+        replica = self._replica
         replica.load(batch, training=False)
-        recorder.lap(0)
+        step.stage(0)
         for index, kernel in self._kernels:
             kernel(replica.context)
-            recorder.lap(index)
+            step.stage(index)
         replica.output()
 
 
@@ -100,9 +99,9 @@ class _DevicePasses(ForwardPasses):
         # Stages have the indices from 1 on; the loading of the minibatch has index 0.
         self._begin = len(replica.plan.stages)
 
-    def _make(self, batch: Batch, *, by_stage: bool) -> None:
+    def _make(self, step: Step, batch: Batch, *, by_stage: bool) -> None:
         replica = self._replica
-        self._recorder.timed = by_stage
+        step.timed = by_stage
         if not by_stage:
             replica.load(batch, training=False)
             replica.run_forward(loss=False)
@@ -111,7 +110,7 @@ class _DevicePasses(ForwardPasses):
         replica.stage_batch(batch, training=False, slot=SLOT)
         self._timed()
         replica.sums_future()(self._timeout)
-        self._record()
+        self._record(step)
         replica.output()
 
     def _enqueue_timed(self) -> None:
@@ -124,11 +123,10 @@ class _DevicePasses(ForwardPasses):
             kernel(replica.context)
             replica.record_time(index)
 
-    def _record(self) -> None:
+    def _record(self, step: Step) -> None:
         """Report the times of the stages of a pass that has just ended."""
         times = self._replica.recorded_times()
         order = [self._begin, 0, *(index for index, _ in self._kernels)]
         shift = perf_counter_ns() - int(times[order[-1]])
         for before, stage in pairwise(order):
-            end = int(times[stage])
-            self._recorder.put(stage, end - int(times[before]), end + shift)
+            step.add_stage(stage, int(times[before]) + shift, int(times[stage]) + shift)

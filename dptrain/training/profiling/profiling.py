@@ -41,8 +41,9 @@ from dptrain.measure.profile.gathering import gather_measured
 from dptrain.measure.profile.profile import Profile, Roofs, Spread, SumTime
 from dptrain.measure.profile.profile_files import FLAG, TRACE, claim, write_profile
 from dptrain.measure.profile.rooflines import highest_roofs, with_roofs
-from dptrain.measure.recorder import DELAYS, StepRecord, timing_cost_ms
+from dptrain.measure.recorder import timing_cost_ms
 from dptrain.measure.roofs import measure_roofs
+from dptrain.measure.step_record import DELAYS, StepRecord
 from dptrain.measure.tensorboard import FOLDER, TensorBoard, import_tensorboard
 from dptrain.measure.trace import RankClock, clock_facts, rank_events, write_trace
 from dptrain.plan.buckets import Bucket

@@ -17,7 +17,8 @@ from dptrain.backends.pixels import PixelFormat
 from dptrain.batch import Batch
 from dptrain.comm import make_gradient_sum
 from dptrain.comm.world import World
-from dptrain.measure.recorder import STEP, StepRecorder
+from dptrain.measure.recorder import StepRecorder
+from dptrain.measure.step_record import STEP
 from dptrain.network import Conv2d, Dense, Dropout, Flatten, MaxPool2d, Network, ReLU
 from dptrain.plan import SGD, Adam, make_buckets, make_plan
 from dptrain.plan.plan import INPUT

@@ -18,7 +18,7 @@ from dptrain.measure.profile.analysis import (
     typical_steps,
 )
 from dptrain.measure.profile.profile import Parts, Roofs
-from dptrain.measure.recorder import (
+from dptrain.measure.step_record import (
     CHECKPOINT,
     DATA_WAIT,
     EVALUATION,

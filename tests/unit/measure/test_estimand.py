@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from dptrain.measure.efficiency import Baseline, Pair, efficiency
 from dptrain.measure.profile.analysis import Measured, spread
 from dptrain.measure.profile.profile import Profile, StepParts
-from dptrain.measure.recorder import EXPOSED, SPANS, STEP
+from dptrain.measure.step_record import EXPOSED, SPANS, STEP
 from dptrain.scaling import points as scaling
 from dptrain.training.baseline import TOGETHER
 from tests.tiers import tiered

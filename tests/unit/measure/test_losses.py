@@ -14,7 +14,7 @@ from dptrain.measure.profile import losses
 from dptrain.measure.profile.analysis import Measured
 from dptrain.measure.profile.loss_tables import loss_tables, losses_report
 from dptrain.measure.profile.profile_files import LOSSES
-from dptrain.measure.recorder import EXPOSED, SPANS, STEP
+from dptrain.measure.step_record import EXPOSED, SPANS, STEP
 from dptrain.tables import Number
 
 ROUNDS = 10

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+import random
 import time
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from itertools import pairwise, repeat
+from operator import itemgetter
 from typing import Any
 from unittest.mock import Mock
 
@@ -21,7 +24,8 @@ from dptrain.backends.replica import Replica
 from dptrain.batch import Batch
 from dptrain.comm import make_gradient_sum
 from dptrain.comm.world import World
-from dptrain.measure.recorder import (
+from dptrain.measure.recorder import Step, StepRecorder
+from dptrain.measure.step_record import (
     CHECKPOINT,
     DATA_WAIT,
     DELAYS,
@@ -30,10 +34,8 @@ from dptrain.measure.recorder import (
     SPANS,
     STEP,
     UNKNOWN_NS,
-    Laps,
+    Program,
     StepRecord,
-    StepRecorder,
-    SumTimes,
 )
 from dptrain.network import get_network
 from dptrain.plan import make_buckets
@@ -43,13 +45,13 @@ from dptrain.training.engines.device import FIRST_TIMED, TIMED_EVERY
 
 def record(recorder: StepRecorder, exposed_ns: int = 0, global_count: int = 8) -> None:
     """One step in which every stage takes about 20 µs."""
-    recorder.begin()
-    recorder.waited()
-    for stage in range(len(recorder.names) - len((*SPANS, *DELAYS))):
-        time.sleep(20e-6)
-        recorder.lap(stage)
-    sums = SumTimes(exposed_ns, hidden_ns=5)
-    recorder.end(sums, samples=4, global_count=global_count)
+    with recorder.step as step:
+        step.data_wait()
+        for stage in range(len(recorder.names) - len((*SPANS, *DELAYS))):
+            time.sleep(20e-6)
+            step.stage(stage)
+        step.add_exposed(0, exposed_ns)
+        step.end(samples=4, global_count=global_count)
 
 
 @pytest.fixture
@@ -71,13 +73,13 @@ def test_parts_of_a_step_add_up_to_it(replica: api.Replica) -> None:
 
 def test_what_is_skipped_belongs_to_no_stage(replica: api.Replica) -> None:
     recorder = StepRecorder(replica.plan.stages)
-    recorder.begin()
-    begin = time.perf_counter_ns()
-    time.sleep(0.02)
-    recorder.skip()
-    recorder.lap(3)
-    end = time.perf_counter_ns()
-    recorder.end(samples=1, global_count=1)
+    with recorder.step as step:
+        begin = time.perf_counter_ns()
+        time.sleep(0.02)
+        step.other()
+        step.stage(3)
+        end = time.perf_counter_ns()
+        step.end(samples=1, global_count=1)
     (row,) = recorder.rows()
     assert row[3] <= end - begin - 20_000_000
     assert row[recorder.names.index(STEP)] >= end - begin
@@ -92,10 +94,12 @@ def test_steps_last_from_completion_to_completion(monkeypatch: pytest.MonkeyPatc
     def step(request: int, end: int) -> None:
         nonlocal now
         now = request
-        recorder.begin()
-        now = end
-        recorder.end(samples=1, global_count=1)
+        with recorder.step as current:
+            now = end
+            current.end(samples=1, global_count=1)
 
+    with recorder.between(EVALUATION):  # Before the first step, it is a part of none.
+        now = 40
     step(100, 110)
     with recorder.between(EVALUATION):
         now = 140
@@ -110,7 +114,7 @@ def test_steps_last_from_completion_to_completion(monkeypatch: pytest.MonkeyPatc
     assert rows[:, recorder.names.index(STEP)].tolist() == [10, 50, 11, 12]
     assert rows[:, recorder.names.index(EVALUATION)].tolist() == [0, 30, 0, 0]
     assert rows[:, recorder.names.index(CHECKPOINT)].tolist() == [0, 5, 0, 0]
-    assert recorder.totals_ns == {EVALUATION: 30, CHECKPOINT: 5}
+    assert recorder.totals_ns == {EVALUATION: 70, CHECKPOINT: 5}
 
 
 def test_busy_times_are_those_of_whole_minibatches_without_sums_and_evaluations(
@@ -119,15 +123,19 @@ def test_busy_times_are_those_of_whole_minibatches_without_sums_and_evaluations(
     now = 0
     monkeypatch.setattr("dptrain.measure.recorder.perf_counter_ns", lambda: now)
     recorder = StepRecorder([])
-    for samples, exposed, evaluation, recorder.timed in (
+    for samples, exposed, evaluation, timed in (
         (4, 5, 0, False), (4, 7, 11, True), (2, 0, 0, True), (4, 1, 0, False),
     ):  # fmt: skip
         if evaluation:
             with recorder.between(EVALUATION):
                 now += evaluation
-        recorder.begin()
-        now += 100
-        recorder.end(SumTimes(exposed), samples=samples, global_count=samples)
+        with recorder.step as step:
+            step.timed = timed
+            now += 100 - exposed
+            step.other()
+            now += exposed
+            step.exposed()
+            step.end(samples=samples, global_count=samples)
     whole = [[4, 95, 5], [4, 93, 7], [4, 99, 1]]
     assert recorder.busy_times(0, only_timed=False).tolist() == whole
     assert recorder.busy_times(0, only_timed=True).tolist() == whole[1:2]
@@ -161,8 +169,11 @@ def test_columns_are_in_the_order_of_their_names(replica: api.Replica) -> None:
 
 def test_sums_of_statistics_are_no_part_of_the_stages_that_they_interrupt() -> None:
     ends = [110, 150, 200]
-    laps = Laps([4, 5, 6], lambda: ends, 100, ((120, 135), (138, 140), (160, 170)))
-    assert list(laps.times()) == [(4, 110, 10, 0), (5, 133, 23, 17), (6, 190, 40, 10)]
+    program = Program([4, 5, 6], lambda: ends, 100, ((120, 135), (138, 140), (160, 170)))
+    assert list(program.intervals()) == [
+        (4, 100, 110), (5, 110, 120), (EXPOSED, 120, 135), (5, 135, 138), (EXPOSED, 138, 140),
+        (5, 140, 150), (6, 150, 160), (EXPOSED, 160, 170), (6, 170, 200),
+    ]  # fmt: skip
 
 
 def test_timing_costs_less_than_five_percent_of_a_step() -> None:
@@ -250,6 +261,9 @@ class FakeDeviceReplica(DeviceReplica):
     def unpack_staged_batch(self) -> None:
         pass
 
+    def prepare_score(self, batches: Any, *, key: Any) -> None:
+        raise AssertionError("this replica evaluates nothing")
+
     def load_stream(self) -> AbstractContextManager[None]:
         return nullcontext()
 
@@ -313,6 +327,8 @@ def test_a_device_is_waited_for_and_timed_now_and_then(ranks: int) -> None:
     recorder = engine.recorder
     rows, _, timed = recorder.all_rows()
     assert np.flatnonzero(timed).tolist() == [FIRST_TIMED, second]
+    # What was not measured is not taken from an earlier step.
+    assert (rows[~timed, recorder.names.index(EXPOSED)] == 0).all()
     rows = rows[timed]
     for stage in replica.plan.stages[1:-1]:
         assert (rows[:, stage.index] == stage.index + 1).all()
@@ -408,36 +424,189 @@ def test_a_stop_request_is_reported_with_the_last_step_in_flight(ahead: int) -> 
 def test_pieces_of_a_stage_add_up_within_a_step_and_not_over_steps(replica: api.Replica) -> None:
     recorder = StepRecorder(replica.plan.stages)
     for _ in range(3):
-        recorder.begin()
-        for _ in range(2):
-            recorder.skip()
-            time.sleep(0.001)
-            recorder.add_lap(0)
-        recorder.end(samples=1, global_count=1)
+        with recorder.step as step:
+            for _ in range(2):
+                step.other()
+                time.sleep(0.001)
+                step.stage(0)
+            step.end(samples=1, global_count=1)
     rows = recorder.rows()
     assert (rows[:, 0] >= 2_000_000).all()
     assert (rows[:, 0] <= rows[:, recorder.names.index(STEP)]).all()
 
 
+class Clock:
+    """A clock that a test sets."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 1000
+        monkeypatch.setattr("dptrain.measure.recorder.perf_counter_ns", lambda: self.now)
+
+
+def make_random_step(
+    random_: random.Random, clock: Clock, step: Step, expected: dict[Any, int]
+) -> list[tuple[Any, int, int]]:
+    """Make random calls of a step; return its intervals, and add their durations to `expected`."""
+    intervals: list[tuple[Any, int, int]] = []
+
+    def interrupted(part: Any) -> None:
+        """Let some time pass, in which batch statistics may be summed."""
+        begin = clock.now
+        for _ in range(random_.choice((0, 0, 0, 1, 2))):
+            clock.now += random_.randint(0, 9)
+            intervals.append((part, begin, clock.now))
+            begin = clock.now
+            clock.now += random_.randint(0, 9)
+            step.interrupt(begin, clock.now)
+            intervals.append((EXPOSED, begin, clock.now))
+            begin = clock.now
+        clock.now += random_.randint(0, 9)
+        intervals.append((part, begin, clock.now))
+
+    for _ in range(random_.randint(0, 30)):
+        kind = random_.randint(0, 4)
+        if kind == 0:
+            index = random_.randrange(3)
+            interrupted(index)
+            step.stage(index)
+        elif kind == 1:
+            indices, ends = random_.sample(range(3), 2), []
+            for index in indices:
+                interrupted(index)
+                ends.append(clock.now)
+            clock.now += random_.randint(0, 9)
+            step.stages(indices, lambda ends=ends: ends)  # type: ignore[misc]
+        elif kind == 2:
+            interrupted(DATA_WAIT)
+            step.data_wait()
+        elif kind == 3:
+            interrupted(EXPOSED)
+            step.exposed()
+        else:
+            interrupted("other")
+            step.other()
+    for part, begin, end in intervals:
+        expected[part] = expected.get(part, 0) + end - begin
+    return [each for each in intervals if each[0] != "other" and each[2] > each[1]]
+
+
+@pytest.mark.parametrize("stamped", [False, True])
+def test_parts_add_up_to_the_step_exactly_whatever_the_calls(
+    stamped: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock(monkeypatch)
+    stages = api.make_replica(get_network("mlp-5"), "reference", 2).plan.stages[:3]
+    for seed in range(300):
+        random_, recorder = random.Random(seed), StepRecorder(stages)
+        recorder.stamped = [] if stamped else None
+        for _ in range(3):
+            expected: dict[Any, int] = {}
+            end, is_first = clock.now, not recorder.steps
+            for name in random_.choices((EVALUATION, CHECKPOINT), k=random_.randint(0, 2)):
+                with recorder.between(name):
+                    duration = random_.randint(0, 9)
+                    clock.now += duration
+                expected[name] = expected.get(name, 0) + duration * (not is_first)
+            clock.now += random_.randint(0, 9)
+            end = clock.now if is_first else end
+            with recorder.step as step:
+                intervals = make_random_step(random_, clock, step, expected)
+                clock.now += random_.randint(0, 9)
+                record = step.end(samples=1, global_count=1)
+            assert record.time_ns == clock.now - end, seed
+            found = dict(zip(recorder.names, record.columns(), strict=True))
+            assert record.stages == [expected.get(index, 0) for index in range(3)], seed
+            for name in (DATA_WAIT, EXPOSED, EVALUATION, CHECKPOINT):
+                assert found[name] == expected.get(name, 0), (seed, name)
+            parts = sum(record.stages) + sum(
+                found[name] for name in (DATA_WAIT, EXPOSED, EVALUATION, CHECKPOINT)
+            )
+            assert parts + record.other_ns == record.time_ns, seed
+            assert record.other_ns >= expected.get("other", 0), seed
+            # In time stamps, too, nothing overlaps, and nothing is missing.
+            stamps = [each for each in record.intervals() if each.end > each.begin]
+            assert stamps == (sorted(intervals, key=itemgetter(1)) if stamped else []), seed
+
+
+USES: dict[str, Callable[[StepRecorder], object]] = {
+    "stage": lambda recorder: recorder.step.stage(0),
+    "stages": lambda recorder: recorder.step.stages([0], lambda: [0]),
+    "data_wait": lambda recorder: recorder.step.data_wait(),
+    "exposed": lambda recorder: recorder.step.exposed(),
+    "other": lambda recorder: recorder.step.other(),
+    "interrupt": lambda recorder: recorder.step.interrupt(0, 1),
+    "add_stage": lambda recorder: recorder.step.add_stage(0, 0, 1),
+    "add_exposed": lambda recorder: recorder.step.add_exposed(0, 1),
+    "set_active": lambda recorder: recorder.step.set_active(1),
+    "mark_stages": lambda recorder: recorder.step.mark_stages(),
+    "end": lambda recorder: recorder.step.end(samples=1, global_count=1),
+}
+"""Calls within a step; all methods of it."""
+BETWEEN: dict[str, Callable[[StepRecorder], object]] = {
+    "between": lambda recorder: recorder.between(EVALUATION).__enter__(),
+    "restart": lambda recorder: recorder.restart(),
+    "__enter__": lambda recorder: recorder.step.__enter__(),
+}
+"""Calls between steps."""
+
+
+def test_every_method_of_a_step_is_tried() -> None:
+    public = {name for name, each in vars(Step).items() if callable(each) and name[0] != "_"}
+    assert public == set(USES)
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_calls_in_a_wrong_order_raise_at_once(seed: int, replica: api.Replica) -> None:
+    """A random sequence of calls: each either is in order, or raises and changes nothing."""
+    random_, recorder = random.Random(seed), StepRecorder(replica.plan.stages)
+    is_open, steps = False, 0
+    for _ in range(200):
+        name = random_.choice([*USES, *BETWEEN])
+        in_order = is_open if name in USES else not is_open
+        if not in_order:
+            message = "no step is in progress" if name in USES else "a step is in progress"
+            with pytest.raises(RuntimeError, match=message):
+                (USES | BETWEEN)[name](recorder)
+        elif name == "between":
+            with recorder.between(EVALUATION):
+                pass
+        else:
+            (USES | BETWEEN)[name](recorder)
+            is_open = name != "end" if name in USES else name == "__enter__"
+            steps += name == "end"
+        assert (recorder.step.is_open, recorder.steps) == (is_open, steps)
+
+
+def test_a_step_without_an_end_raises_and_a_failed_one_is_abandoned() -> None:
+    recorder = StepRecorder([])
+    with pytest.raises(RuntimeError, match="left without `end`"), recorder.step:
+        pass
+    with pytest.raises(KeyError), recorder.step as step:
+        raise KeyError
+    assert not recorder.step.is_open
+    assert recorder.steps == 0
+    with recorder.step as step:
+        record = step.end(samples=1, global_count=1, enqueued=True)
+    assert record.time_ns == 0
+    recorder.complete(record)
+    with pytest.raises(RuntimeError, match="step 0 is complete already"):
+        recorder.complete(record)
+
+
 def test_sums_between_pieces_of_an_update_do_not_overlap_it(replica: api.Replica) -> None:
-    """The update is shown as one interval, at the end of its pieces."""
     recorder = StepRecorder(replica.plan.stages)
     recorder.stamped = []
-    recorder.begin()
-    calls = []
-    for number in range(4):
-        begin = time.perf_counter_ns()
-        time.sleep(0.001)
-        calls.append((begin, time.perf_counter_ns()))
-        if number < 3:
-            recorder.skip()
-            time.sleep(0.002)
-            recorder.add_lap(0)
-    recorder.end(SumTimes(calls=calls), samples=1, global_count=1)
+    with recorder.step as step:
+        for number in range(4):
+            step.other()
+            time.sleep(0.001)
+            step.exposed()
+            if number < 3:
+                time.sleep(0.002)
+                step.stage(0)
+        step.end(samples=1, global_count=1)
     (found,) = recorder.stamped
-    update, exposed = found.stage_spans()[0], found.exposed_spans()
-    assert [end - begin for begin, end in exposed] == [end - begin for begin, end in calls]
-    assert (exposed[0], exposed[3]) == (calls[0], calls[3])
-    spans = sorted([update, *exposed])
-    assert spans.index(update) == 3
-    assert all(before[1] <= after[0] for before, after in pairwise(spans))
+    intervals = found.intervals()
+    assert [each.part for each in intervals] == [EXPOSED, 0, EXPOSED, 0, EXPOSED, 0, EXPOSED]
+    assert all(before.end <= after.begin for before, after in pairwise(intervals))
+    assert sum(e.end - e.begin for e in intervals if e.part == 0) == found.stages[0]

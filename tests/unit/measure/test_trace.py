@@ -13,7 +13,7 @@ import pytest
 from dptrain.backends import load_backend
 from dptrain.comm.clocks import ClockOffset, clock_offset
 from dptrain.comm.world import World
-from dptrain.measure.recorder import StepRecord
+from dptrain.measure.step_record import DATA_WAIT, EXPOSED, Interval, StepRecord
 from dptrain.measure.trace import THREADS, RankClock, clock_facts, rank_events, write_trace
 from dptrain.network import get_network
 from dptrain.plan.buckets import make_buckets
@@ -84,8 +84,12 @@ def record(step: int, begin: int) -> StepRecord:
     last = max(end for _, end in sums)
     exposed = ((ends[-2], ends[-2] + 500), (ends[-2] + 500, ends[-2] + 999))
     found = StepRecord([19_000] * len(ends))
-    found.step, found.begin, found.request, found.data, found.end = step, begin, begin, data, last
-    found.ends, found.calls, found.sums = ends, exposed, sums
+    found.step, found.begin, found.end, found.sums = step, begin, last, sums
+    found.stamps = [
+        Interval(DATA_WAIT, begin, data),
+        *(Interval(stage, end - 19_000, end) for stage, end in enumerate(ends)),
+        *(Interval(EXPOSED, *call) for call in exposed),
+    ]
     return found
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dptrain.measure.recorder import DATA_WAIT, EXPOSED, STEP
+from dptrain.measure.step_record import DATA_WAIT, EXPOSED, STEP
 from dptrain.report.profiles.timeline import (
     VISIBLE,
     Span,

@@ -134,7 +134,7 @@ def test_what_a_run_lacks_is_no_empty_cell() -> None:
     found = Comparison(
         ("a", "b"), {"weight_decay": (0.5, None), "freeze": ("", "conv1")}, {"test_loss": (None, 1)}
     )
-    rows = [row for table in comparison_tables(found) for row in table.rows]
+    rows = [row for table in comparison_tables(found) for row in table.texts]
     assert rows == [
         ["weight decay", "0.5", "not set"], ["freeze", "not set", "conv1"],
         ["test loss", "none", "1"],

@@ -22,7 +22,8 @@ from dptrain.comm.sums.none import NoSum
 from dptrain.comm.transport import check_strategy, choose_transport
 from dptrain.comm.world import World
 from dptrain.errors import UserError
-from dptrain.measure.recorder import DELAYS, STEP, StepRecorder
+from dptrain.measure.recorder import StepRecorder
+from dptrain.measure.step_record import DELAYS, STEP
 from dptrain.network import Dense, Dropout, Flatten, Network, ReLU
 from dptrain.plan import SGD, Adam, Optimizer, make_buckets, make_plan
 from dptrain.plan.flat import ALIGNMENT

@@ -21,7 +21,7 @@ from dptrain.backends.replica import Replica
 from dptrain.cli.main import run
 from dptrain.comm.signals import StopRequest
 from dptrain.comm.world import World
-from dptrain.measure.recorder import CHECKPOINT, EVALUATION, STEP
+from dptrain.measure.step_record import CHECKPOINT, EVALUATION, STEP
 from dptrain.runs.spans import Span, Spans
 from dptrain.training import run as run_module
 from dptrain.training.averaging import averaged_parameters
@@ -574,9 +574,9 @@ def test_the_first_timed_step_is_whole_and_captured(
 ) -> None:
     timed, original = list[int](), DeviceTimes.record
 
-    def record(self: DeviceTimes, recorder: Any) -> None:
-        timed.append(recorder.steps)
-        original(self, recorder)
+    def record(self: DeviceTimes, step: Any) -> None:
+        timed.append(step._recorder.steps)
+        original(self, step)
 
     monkeypatch.setattr(DeviceTimes, "record", record)
     trainer = fit_on_gpu(data=f"irradiance?samples={samples}", steps=40, evaluate_every=0)

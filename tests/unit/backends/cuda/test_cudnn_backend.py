@@ -38,7 +38,7 @@ from dptrain.comm.world import World
 from dptrain.errors import UserError
 from dptrain.measure.profile.analysis import Measured, stage_profiles
 from dptrain.measure.profile.tables import notes_table
-from dptrain.measure.recorder import SPANS
+from dptrain.measure.step_record import SPANS
 from dptrain.network import (
     AveragePool2d,
     Conv2d,

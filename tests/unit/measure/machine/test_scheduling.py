@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from dptrain.measure.machine.scheduling import RunDelays, run_delay_ns
 from dptrain.measure.profile.analysis import Measured
 from dptrain.measure.profile.tables import parts_table
-from dptrain.measure.recorder import (
+from dptrain.measure.recorder import StepRecorder
+from dptrain.measure.step_record import (
     CHECKPOINT,
     DATA_DELAY,
     DATA_WAIT,
@@ -28,7 +29,6 @@ from dptrain.measure.recorder import (
     SUM_DELAY,
     UNKNOWN_NS,
     UPDATE_DELAY,
-    StepRecorder,
 )
 
 OWN = Path("/proc/thread-self/schedstat")
@@ -63,15 +63,13 @@ def test_what_a_program_takes_from_the_core_is_without_a_core() -> None:
         recorder = StepRecorder([], capacity=1000)
         recorder.watch()
         time.sleep(0.2)  # The loop begins.
-        recorder.begin()
         begin, used = time.perf_counter_ns(), time.thread_time_ns()
-        for number in range(40):
-            if number:
-                recorder.begin()
-            end = time.thread_time_ns() + 10_000_000
-            while time.thread_time_ns() < end:
-                pass
-            recorder.end(samples=1, global_count=1)
+        for _ in range(40):
+            with recorder.step as step:
+                end = time.thread_time_ns() + 10_000_000
+                while time.thread_time_ns() < end:
+                    pass
+                step.end(samples=1, global_count=1)
         taken = time.perf_counter_ns() - begin - (time.thread_time_ns() - used)
     finally:
         os.sched_setaffinity(0, cores)
@@ -98,7 +96,7 @@ def test_a_kernel_without_counters_is_unknown_and_not_zero(tmp_path: Path) -> No
     assert parts.compute == 4.0
     assert parts.total == 4.0
     step = measured.step_parts.median["compute"]
-    rows = parts_table(step, measured.step_parts, ranks=1).rows
+    rows = parts_table(step, measured.step_parts, several=False).texts
     (row,) = (row for row in rows if row and row[0] == "without a core")
     assert row[1] == "unknown"
 
