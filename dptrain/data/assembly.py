@@ -243,7 +243,8 @@ def make_dataset(
 def unseen_notes(
     known: Mapping[str, NDArray[Any]], preprocessing: Preprocessing, network: Network
 ) -> list[str]:
-    """Return a note for each split with classes that no training sample has.
+    """Return a note for each split with classes that no training sample has, and for a test split
+    without samples of some classes.
 
     Args:
         known: targets of each split, as the loss reads them, each once.
@@ -257,4 +258,8 @@ def unseen_notes(
         if classes is not None and unseen:
             names = listed([classes.name(index) for index in unseen])
             notes.append(f"the {name} split has classes that no training sample has: {names}{hint}")
+        absent = np.setdiff1d(known["training"], targets).astype(np.int64).tolist()
+        if classes is not None and absent and name == "test" and len(targets):
+            names = listed([classes.name(index) for index in absent])
+            notes.append(f"the test split has no samples of these classes: {names}")
     return notes

@@ -196,6 +196,22 @@ def existing(path: Path, kind: str) -> Path:
     return path
 
 
+_KINDS = {
+    ".csv": "csv", ".npz": "npz", ".h5": "hdf5", ".hdf5": "hdf5", ".tar": "webdataset",
+}  # fmt: skip
+"""Sources of files by their suffix."""
+
+
+def _form_of_path(text: str) -> str:
+    """Return how to name an existing file or folder as data; "" if it is none of known type."""
+    path = Path(_expand_home(text))
+    kind = "folder" if path.is_dir() else _KINDS.get(path.suffix.lower())
+    if kind is None or not text or not path.exists():
+        return ""
+    option = "?target=COLUMN" if kind == "csv" else ""
+    return f"it is a {'folder' if path.is_dir() else 'file'}, so use {kind}:{shown(text)}{option}"
+
+
 def _split_path(path: str, *, paths: bool) -> list[str]:
     """Return the parts of the path of a spec, which are expanded and still escaped."""
     parts = path.split(",") if paths else [path]
@@ -332,8 +348,11 @@ def parse(
         )
     if name not in sources:
         raise UserError(
-            f"unknown data '{shown(name)}'; expected one of {', '.join(sources)}"
-            + suggest(name, sources)
+            f"unknown data '{shown(name)}'; "
+            + (
+                _form_of_path(front)
+                or f"expected one of {', '.join(sources)}{suggest(name, sources)}"
+            )
         )
     source = sources[name]
     form = source.form(name)

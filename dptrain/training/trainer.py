@@ -37,7 +37,7 @@ from dptrain.comm.collective import call_on_all_ranks, call_on_rank_zero
 from dptrain.comm.launching.launcher import find_launch
 from dptrain.comm.node.activity import CALLBACK, EVALUATING, TRAINING
 from dptrain.comm.signals import SIGNALS, StopRequest
-from dptrain.comm.world import World
+from dptrain.comm.world import AgreedError, World
 from dptrain.data import Dataset
 from dptrain.data.base import AugmentFunction, Samples
 from dptrain.data.loading.loader import BatchSource
@@ -806,9 +806,24 @@ class Trainer(Sealed):
             self._restore_best()
             # A run that had ended keeps its results.
             if job.recorder.steps or self._written_summary() is None:
-                with self._averaged_parameters():
+                with self._averaged_parameters(), self._test_errors():
                     found = self._score(job.dataset.test)
                 self.progress.test_score, self.progress.test_quality = found
+
+    @contextmanager
+    def _test_errors(self) -> Iterator[None]:
+        """Say that training is complete if test samples cannot be read."""
+        try:
+            yield
+        except UserError as error:
+            run = self.job.run
+            if run is None:
+                raise
+            kind = AgreedError if isinstance(error, AgreedError) else UserError
+            raise kind(
+                f"{error}; training is complete: correct the test data, and use dptrain evaluate "
+                f"{run.path}"
+            ) from None
 
     def _averaged_parameters(self) -> AbstractContextManager[None]:
         """Let parameters be their moving average in this context, if there is one."""

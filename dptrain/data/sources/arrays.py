@@ -54,6 +54,10 @@ VALIDATION = "_validation"
 """Ending of the names of the validation split in mappings of pairs."""
 VALIDATION_ENDINGS = (VALIDATION, "_valid", "_val")
 """Endings of the names of arrays that are the validation split."""
+ENDINGS = ("", "_train", "_test", *VALIDATION_ENDINGS)
+"""Endings of the names of the arrays of all splits."""
+NAMES = {"x": ("x", "images", "data"), "y": ("y", "labels", "targets", "target")}
+"""Names of inputs and of targets in files; the first that exists."""
 Pair = tuple[StoredInputs, NDArray[Any]]
 """Inputs and targets."""
 DAMAGE = (
@@ -66,6 +70,7 @@ DAMAGE = (
 def open_npz(request: Request) -> Dataset:
     """Open a NumPy archive with the arrays x_train, y_train, x_test, y_test, or x and y.
 
+    Inputs may be named x, images or data, and targets y, labels, targets or target.
     x: images (n, C, H, W), (n, H, W, C) or (n, H, W), or vectors (n, F). uint8 is taken as pixels
     0 to 255 and converted to -1 to 1, and images of other types are if they look so; other numbers
     are taken as they are, see `dptrain.data.preprocessing.scale`. y: integer labels (n,) or
@@ -333,19 +338,34 @@ def _read_npz(path: Path) -> tuple[dict[str, Pair], Names | None, Any, str]:
     """Return the pairs of a file, the names of its labels, the weights of its samples, and a line
     about its other arrays.
     """
-    expected = f"expected {', '.join(SPLIT_NAMES)}, or {' and '.join(WHOLE_NAMES)}"
+    expected = (
+        f"expected {', '.join(SPLIT_NAMES)}, or {' and '.join(WHOLE_NAMES)}; x may be called "
+        f"{' or '.join(NAMES['x'][1:])}, and y {' or '.join(NAMES['y'][1:])}"
+    )
     with opened_npz(path, expected) as file:
-        pairs = pairs_by_ending(file, str(path))
+        usual = _usual_names(file)
+        pairs = pairs_by_ending(usual, str(path))
         if pairs is not None:
             found: dict[str, Pair] = {
-                end: (np.asarray(x), np.asarray(y)) for end, (x, y) in pairs.items()
+                end: (np.asarray(file[x]), np.asarray(file[y])) for end, (x, y) in pairs.items()
             }
             names = names_in(file, str(path))
-            others = [name for name in file.files if names is None or name != CLASSES]
+            used = {own: name for name, own in usual.items()}
+            others = [used.get(n, n) for n in file.files if names is None or n != CLASSES]
             weights = file.get(weights_name(found))
             return found, names, weights, unused_note(others, found)
         arrays = ", ".join(file) or "nothing"
     raise UserError(f"{path} has {arrays}; {expected}")
+
+
+def _usual_names(found: Collection[str]) -> dict[str, str]:
+    """Return the names in a file of inputs and targets, by the names of `pairs_by_ending`."""
+    named = {
+        f"{kind}{ending}": [f"{name}{ending}" for name in names if f"{name}{ending}" in found]
+        for kind, names in NAMES.items()
+        for ending in ENDINGS
+    }
+    return {usual: names[0] for usual, names in named.items() if names}
 
 
 def names_in(arrays: Mapping[str, Any], where: str) -> Names | None:
@@ -390,6 +410,11 @@ def opened_npz(path: Path, expected: str) -> Iterator[NpzFile]:
     except UserError:
         raise
     except DAMAGE as error:
+        if "Object arrays" in str(error):
+            raise UserError(
+                f"{path} has an array of Python objects, which would need pickle; save text as "
+                "y.astype(str), and rows of numbers with equal lengths as one array"
+            ) from None
         raise UserError(f"{path} cannot be read as npz ({error_line(error)}); {expected}") from None
 
 

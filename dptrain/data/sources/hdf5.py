@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from dptrain.data.base import Dataset
 from dptrain.data.preprocessing.layout import channels_first
 from dptrain.data.sources.arrays import (
-    VALIDATION_ENDINGS,
+    ENDINGS,
+    NAMES,
     Pair,
     dataset_of_pairs,
     error_line,
@@ -28,11 +29,6 @@ from dptrain.data.sources.arrays import (
 from dptrain.data.spec import CLASSES, Request, unescape
 from dptrain.errors import UserError
 from dptrain.network.layers import Shape
-
-NAMES = {"x": ("x", "images", "data"), "y": ("y", "labels", "targets")}
-"""Names of the datasets with inputs and targets; the first that exists."""
-ENDINGS = ("", "_train", "_test", *VALIDATION_ENDINGS)
-"""Endings of the names of datasets; without the underscore, names of groups that contain them."""
 
 
 class DatasetRows:
@@ -72,10 +68,10 @@ class DatasetRows:
 def open_hdf5(request: Request) -> Dataset:
     """Open datasets x and y, or x_train, y_train, x_test and y_test, of an HDF5 file.
 
-    Inputs may be named x, images or data, and targets y, labels or targets, or as the options x
-    and y state. A split is an ending of the name, or a group: ``train/images``. Shapes, types and
-    conversion are those of `dptrain.data.sources.arrays.open_npz`. Inputs stay in the file: every
-    rank reads the rows of its samples when it needs them.
+    Inputs may be named x, images or data, and targets y, labels, targets or target, or as the
+    options x and y state. A split is an ending of the name, or a group: ``train/images``. Shapes,
+    types and conversion are those of `dptrain.data.sources.arrays.open_npz`. Inputs stay in the
+    file: every rank reads the rows of its samples when it needs them.
     """
     path = request.existing("file")
     with _readable(path), _open(path) as file:
@@ -103,6 +99,7 @@ def _datasets(request: Request, file: Any) -> dict[str, Any]:
     for kind, usual in NAMES.items():
         names = [unescape(request.options[kind])] if kind in request.options else usual
         for ending in ENDINGS:
+            # Without the underscore, an ending is the name of a group.
             places = (p for name in names for p in (f"{name}{ending}", f"{ending[1:]}/{name}"))
             datasets = (file.get(place) for place in places)
             dataset = next(filter(_is_dataset, datasets), None)

@@ -55,6 +55,36 @@ def test_specs(net, refuse, spec, words):
     refuse(spec, net((3, 32, 32)), *words)
 
 
+def test_an_existing_path_without_its_kind(net, refuse, tmp_path):
+    for name, form in (
+        ("a.npz", "npz:{}"), ("a.csv", "csv:{}?target=COLUMN"), ("a.h5", "hdf5:{}"),
+        ("a.tar", "webdataset:{}"), ("folder", "folder:{}"),
+    ):  # fmt: skip
+        path = tmp_path / name
+        path.mkdir() if name == "folder" else path.touch()
+        refuse(str(path), net((3, 32, 32)), f"so use {form.format(path)}")
+    refuse(str(tmp_path / "b.npz"), net((3, 32, 32)), "expected one of digits")
+
+
+@pytest.mark.parametrize(("x", "y"), [("images", "labels"), ("data", "target"), ("x", "targets")])
+@pytest.mark.parametrize("endings", [("",), ("_train", "_test"), ("_train", "_test", "_val")])
+def test_arrays_have_their_usual_names(net, tmp_path, x, y, endings):
+    arrays, usual = {}, {}
+    for number, ending in enumerate(endings):
+        images = np.full((10, 8, 8), number, np.uint8)
+        arrays |= {f"x{ending}": images, f"y{ending}": np.arange(10) % 5}
+        usual |= {f"{x}{ending}": images, f"{y}{ending}": np.arange(10) % 5}
+    np.savez(tmp_path / "own.npz", **arrays)
+    np.savez(tmp_path / "usual.npz", **usual, more=np.zeros(1))
+    own, found = (
+        open_data(f"npz:{tmp_path}/{name}.npz", net((1, 8, 8), 5)) for name in ("own", "usual")
+    )
+    assert found.notes == ("arrays are left out: more", *own.notes)
+    for one, other in zip(own.splits, found.splits, strict=True):
+        np.testing.assert_array_equal(one.known_targets(), other.known_targets())
+        np.testing.assert_array_equal(one.x, other.x)
+
+
 def test_an_unknown_word_for_an_option(net, refuse, cifar):
     refuse(f"cifar10:{cifar[0]}?fit=cut", net((3, 32, 32)), "'cut'", "resize or crop")
 
@@ -203,7 +233,7 @@ GOOD = {"x": np.zeros((10, 2)), "y": np.arange(10) % 3}
         ({"x": np.zeros((10, 3))}, ["(3,)", "(2,)"]),
         ({"x": np.zeros((10, 2, 2))}, ["(1, 2, 2)", "(2,)"]),
         ({"x": np.zeros((1, 2)), "y": np.zeros(1, int)}, ["1 samples", "at least 2"]),
-        ({"x": np.array([None] * 10)}, ["cannot be read", "allow_pickle"]),
+        ({"x": np.array([None] * 10)}, ["Python objects", "would need pickle", "y.astype(str)"]),
     ],
 )
 def test_npz_arrays(net, refuse, tmp_path, change, words):

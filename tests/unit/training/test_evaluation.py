@@ -133,3 +133,28 @@ def test_workers_decode_for_evaluation_and_prediction(tmp_path: Path) -> None:
     assert results[0] == results[1]
     assert files[0] == files[1]
     assert len(files[0].splitlines()) == 13
+
+
+def test_a_test_image_that_cannot_be_read_leaves_a_complete_run(tmp_path: Path) -> None:
+    """One epoch reads each file once, those of the test after training."""
+    from PIL import Image
+
+    for split, count in (("train", 4), ("test", 2)):
+        for kind, value in (("dark", 40), ("light", 220)):
+            folder = tmp_path / "images" / split / kind
+            folder.mkdir(parents=True)
+            for number in range(count):
+                Image.new("L", (8, 8), value).save(folder / f"{number}.png")
+    broken = tmp_path / "images" / "test" / "dark" / "1.png"
+    whole = broken.read_bytes()
+    broken.write_bytes(whole[:40])
+    trainer = Trainer(
+        "model-small", f"folder:{tmp_path}/images", backend="reference", epochs=1, batch_size=4,
+        run_dir=tmp_path / "run", progress=False,
+    )  # fmt: skip
+    with pytest.raises(
+        dptrain.UserError, match=r"1\.png cannot be read.*; training is complete: .*/run$"
+    ):
+        trainer.fit()
+    broken.write_bytes(whole)
+    assert dptrain.load(tmp_path / "run").evaluate()["samples"] == 4
