@@ -151,9 +151,9 @@ def scale(
     """Measure how training scales: weak and strong, over numbers of ranks and threads.
 
     The command starts `dptrain profile` with mpirun or srun, every point several times. It reports
-    how far training scales, where efficiency is lost, which models fit the times, and what these
-    models forecast. --batch-size is the global minibatch of the smallest number of compute threads
-    (ranks × threads).
+    how far training scales, where efficiency is lost, and what efficiency to expect on more ranks,
+    of the same node or of more nodes. --batch-size is the global minibatch of the smallest number
+    of compute threads (ranks × threads).
 
     Ctrl-C, SIGTERM, SIGUSR1 and SIGHUP stop the study and keep finished launches, with exit code
     75; the same command continues. docs/reference/study.md defines every value.

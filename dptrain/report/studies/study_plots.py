@@ -484,8 +484,8 @@ def _forecast(study: Study, forecast: Forecast) -> Plot:
             )
         axes.annotate(
             f"{ys[-1]:.0f}%",
-            (xs[-1], ys[-1]),
-            xytext=(0, 6),
+            (xs[-1], highs[-1]),
+            xytext=(0, 3),
             ha="center",
             va="bottom",
             textcoords="offset points",
