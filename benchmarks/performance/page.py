@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from benchmarks.performance.tables import TABLES, Result
 
@@ -36,7 +37,7 @@ def page(template: str | None = None) -> str:
 
 
 def _table(kind: str, names: Sequence[str]) -> str:
-    results = [json.loads((RESULTS / f"{n}.json").read_text(encoding="utf-8")) for n in names]
+    results = [_read(RESULTS / f"{name}.json") for name in names]
     head, rows = TABLES[kind](results)
     lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
     table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
@@ -46,6 +47,13 @@ def _table(kind: str, names: Sequence[str]) -> str:
         links.setdefault(conditions(result), []).append(link)
     sources = "\n".join(f"| {shown} | {'<br>'.join(found)} |" for shown, found in links.items())
     return f"{table}\n\n| measured on | runs |\n| --- | --- |\n{sources}"
+
+
+def _read(path: Path) -> Result:
+    """Read a result, which may be compressed."""
+    packed = path.with_suffix(".json.gz")
+    text = path.read_bytes() if path.exists() else gzip.decompress(packed.read_bytes())
+    return cast(Result, json.loads(text))
 
 
 def conditions(result: Result) -> str:

@@ -10,9 +10,9 @@ from dptrain.backends.cuda.convolution.gather_convolution import UNPOOL_IN_KERNE
 from dptrain.backends.cuda.dense.gemm_tiles import rank_gemm_configs
 from dptrain.backends.cuda.device.hardware import DEVICES
 
-# benchmarks/results/kernels-2026-11.md, "Halo tiles, 32 samples": channels, filters, filter size,
-# pixels, whether dx unpools dy, and µs of forward and input gradient in tf32 and bf16 with gathered
-# operands (H200, 2026-11-21).
+# benchmarks/results/log/kernels-2026-11.md, "Halo tiles, 32 samples": channels, filters, filter
+# size, pixels, whether dx unpools dy, and µs of forward and input gradient in tf32 and bf16 with
+# gathered operands (H200, 2026-11-21).
 MEASURED = {
     "solar conv2": (32, 64, 9, 48 * 48, True, {"tf32": (35, 85), "bf16": (27, 55)}),
     "cifar conv2": (64, 64, 25, 12 * 12, False, {"tf32": (28, 27), "bf16": (20, 20)}),

@@ -25,8 +25,8 @@ product of the same size. The bound itself is an estimate."""
 GATHER_COST_US, GATHER_LAUNCH_US = 2.5e-6, 1.5
 """Microseconds of gathering kernels per unit of `gemm_tiles.rank_gemm_configs`, and of a launch.
 The 16 forward products and input gradients of "Halo tiles, 32 samples" in
-benchmarks/results/kernels-2026-11.md (H200, 2026-11-21) took 0.8 to 1.6 times as long, 1.17 times
-in the median; ``tests/unit/cuda/test_gather_cost.py`` computes that."""
+benchmarks/results/log/kernels-2026-11.md (H200, 2026-11-21) took 0.8 to 1.6 times as long, 1.17
+times in the median; ``tests/unit/cuda/test_gather_cost.py`` computes that."""
 
 WGRAD_GATHER = {"fp32": 1.0, "tf32": 1.4, "bf16": 2.0}
 """Factor of weight gradients, whose operands are both gathered. On an H100, four took 1.2 to 1.6

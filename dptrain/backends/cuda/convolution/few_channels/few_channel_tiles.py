@@ -63,9 +63,9 @@ MAX_CHANNELS, ALWAYS_CHANNELS = 16, 3
 """Largest number of input channels, and the number up to which gathering is never faster."""
 
 GAIN, STRIDED_GAIN = 0.75, 0.89
-"""Time as a part of that of gathering, without strides (benchmarks/results/kernels-2026-11.md) and
-with them: the 7×7 convolution of ResNet-18, 32 samples in tf32, which halo tiles compute in 0.65 of
-the time (H200, 2026-11-29)."""
+"""Time as a part of that of gathering, without strides and with them
+(benchmarks/results/log/kernels-2026-11.md). With strides: the 7×7 convolution of ResNet-18, 32
+samples in tf32, which halo tiles compute in 0.65 of the time (H200, 2026-11-29)."""
 
 MIN_PIXELS = 1 << 16
 """Output pixels of all samples, above which more than `ALWAYS_CHANNELS` channels are faster than
