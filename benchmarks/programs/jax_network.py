@@ -174,11 +174,11 @@ def _function(layer: Activation, x: Any) -> Any:
 
 
 def _normalize(layer: Normalization, x: Any) -> Any:
-    """Return maps (N, H, W, C) with mean 0 and variance 1 over the elements of the layer."""
+    """Return maps (N, H, W, C) or vectors (N, F) with mean 0 and variance 1 of the layer's sets."""
     shape = x.shape
     axes: tuple[int, ...] = (0, 1, 2)
     if isinstance(layer, LayerNorm):
-        axes = (3,)
+        axes = (-1,)
     elif isinstance(layer, GroupNorm):
         x = x.reshape(*shape[:3], layer.groups, shape[3] // layer.groups)
         axes = (1, 2, 4)

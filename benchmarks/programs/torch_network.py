@@ -155,7 +155,9 @@ def _normalization(node: Node, layer: Normalization) -> nn.Module:
         return nn.BatchNorm2d(channels, layer.epsilon, layer.momentum)
     if isinstance(layer, GroupNorm):
         return nn.GroupNorm(layer.groups, channels, layer.epsilon)
-    return _ChannelLayerNorm(channels, layer.epsilon)
+    is_vector = len(node.input_shape) == 1
+    kind = nn.LayerNorm if is_vector else _ChannelLayerNorm
+    return kind(channels, layer.epsilon)
 
 
 class _ChannelLayerNorm(nn.LayerNorm):

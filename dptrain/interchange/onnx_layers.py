@@ -132,9 +132,10 @@ def _group_norm(graph: OnnxGraph, node: Node, layer: GroupNorm, inputs: Tensors)
 
 
 def _layer_norm(graph: OnnxGraph, node: Node, layer: LayerNorm, inputs: Tensors) -> str:
-    last = graph.add("Transpose", inputs[0], perm=[0, 2, 3, 1])
-    normal = graph.add("LayerNormalization", last, *_weights(node), axis=-1, epsilon=layer.epsilon)
-    return graph.add("Transpose", normal, perm=[0, 3, 1, 2])
+    is_vector = len(node.input_shape) == 1
+    x = inputs[0] if is_vector else graph.add("Transpose", inputs[0], perm=[0, 2, 3, 1])
+    y = graph.add("LayerNormalization", x, *_weights(node), axis=-1, epsilon=layer.epsilon)
+    return y if is_vector else graph.add("Transpose", y, perm=[0, 3, 1, 2])
 
 
 def _lrn(graph: OnnxGraph, node: Node, layer: LocalResponseNorm, inputs: Tensors) -> str:

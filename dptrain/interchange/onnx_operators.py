@@ -8,7 +8,7 @@ pattern of operators that the reader knows. To import a new layer, add a reader 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -20,7 +20,13 @@ from onnx import TensorProto
 
 from dptrain.errors import UserError
 from dptrain.interchange.onnx_functions import ending_operators, match_function, operators
-from dptrain.interchange.onnx_reading import ReadGraph, attributes, number
+from dptrain.interchange.onnx_reading import (
+    TO_CHANNELS_FIRST,
+    TO_CHANNELS_LAST,
+    ReadGraph,
+    attributes,
+    number,
+)
 from dptrain.network.combining import Add, Concatenate, GlobalAveragePool2d
 from dptrain.network.layers import (
     AveragePool2d,
@@ -67,6 +73,12 @@ def match(graph: ReadGraph, node: onnx.NodeProto) -> Match | None:
     Raises:
         UserError: the operator has a setting that its layer does not have.
     """
+    last = [name in graph.channels_last for name in node.input if graph.constant(name) is None]
+    if any(last) and (node.op_type not in CHANNELS_LAST or not all(last)):
+        raise UserError(
+            "the channels are the last axis of its input; expected a transposition to (N, C, H, W) "
+            "before it"
+        )
     for read in READERS.get(node.op_type, ()):
         found = read(graph, node)
         if found is not None:
@@ -185,8 +197,11 @@ def _dense(graph: ReadGraph, node: onnx.NodeProto, names: list[str], *, transpos
     if math.prod(bias.shape[:-1]) != 1 or bias.size not in (1, units) or bias.ndim > 2:
         raise UserError(f"its bias has shape {bias.shape}; expected ({units},)")
     bias = np.ascontiguousarray(np.broadcast_to(bias.reshape(-1), (units,)))
-    layers = _always(Dense(units))
-    return Match((node.input[0],), layers, {"weight": weight, "bias": bias}, graph.source(names[0]))
+    layer: Layer = Dense(units)
+    if node.input[0] in graph.channels_last:
+        layer, weight = Conv2d(units, 1), weight.reshape(*weight.shape, 1, 1)
+    arrays = {"weight": weight, "bias": bias}
+    return Match((node.input[0],), _always(layer), arrays, graph.source(names[0]))
 
 
 def _matmul(graph: ReadGraph, node: onnx.NodeProto) -> Match | None:
@@ -272,9 +287,7 @@ def _global_max_pool(graph: ReadGraph, node: onnx.NodeProto) -> Match:
 
 
 def _mean(graph: ReadGraph, node: onnx.NodeProto) -> Match:
-    values = attributes(node)
-    listed = graph.constant(node.input[1]) if len(node.input) > 1 else values.get("axes", ())
-    axes = sorted(int(axis) % 4 for axis in np.ravel(() if listed is None else listed))
+    values, axes = attributes(node), sorted(axis % 4 for axis in _axes(graph, node))
     if axes != [2, 3]:
         raise UserError(f"the axes of the mean are {axes}; expected 2 and 3")
     pool = GlobalAveragePool2d()
@@ -376,20 +389,102 @@ def _grouped(graph: ReadGraph, norm: onnx.NodeProto, x: str, names: list[str]) -
     return Match((x,), _always(layer), arrays, graph.source(names[0]))
 
 
-def _layer_norm(graph: ReadGraph, node: onnx.NodeProto) -> Match | None:
+def _layer_norm(graph: ReadGraph, node: onnx.NodeProto) -> Match:
+    axis = attributes(node).get("axis", -1)
+    return _normalised(graph, node.input[0], axis, list(node.input[1:]), _epsilon(node))
+
+
+def _normalised(graph: ReadGraph, x: str, axis: int, names: list[str], epsilon: float) -> Match:
+    """Return the layer that normalises a tensor over an axis and those after it."""
+    arrays = _constants(graph, names, ("weight", "bias"))
+    arrays = {part: values.reshape(-1) for part, values in arrays.items()}
+    arrays.setdefault("bias", np.zeros_like(arrays["weight"]))
+    is_last = x in graph.channels_last
+
+    def make(shape: Shape) -> tuple[Layer, ...]:
+        axes = 1 + len(shape)
+        if axis % axes != (axes - 1 if is_last else 1) or len(arrays["weight"]) != shape[0]:
+            raise UserError(
+                f"axis {axis} of an input with {axes} axes is normalised; expected the channels or "
+                "a vector"
+            )
+        return (LayerNorm(epsilon=epsilon),)
+
+    return Match((x,), make, arrays, graph.source(names[0]))
+
+
+def _transposed_layer_norm(graph: ReadGraph, node: onnx.NodeProto) -> Match | None:
     """Match Transpose, LayerNormalization and Transpose."""
     norm = graph.node(node.input[0], "LayerNormalization")
     first = None if norm is None else graph.node(norm.input[0], "Transpose")
-    if norm is None or first is None:
+    if norm is None or first is None or node.output[0] in graph.channels_last:
         return None
-    orders = [list(attributes(each).get("perm", ())) for each in (first, node)]
-    values = attributes(norm)
-    if orders != [[0, 2, 3, 1], [0, 3, 1, 2]] or values.get("axis", -1) not in (-1, 3):
+    found = _layer_norm(graph, norm)
+    return replace(found, inputs=(first.input[0],))
+
+
+def _transpose(graph: ReadGraph, node: onnx.NodeProto) -> Match:
+    order = list(attributes(node).get("perm", ()))
+    is_last = node.input[0] in graph.channels_last
+    expected = TO_CHANNELS_FIRST if is_last else TO_CHANNELS_LAST
+    if order != expected:
+        raise UserError(f"the order of the axes is {order}; expected {expected}")
+    return _same(graph, node)
+
+
+def _orders(node: onnx.NodeProto | None) -> Iterator[tuple[str, str]]:
+    """Yield the two inputs of a node in both orders."""
+    if node is not None and len(node.input) == 2:
+        first, second = node.input
+        yield first, second
+        yield second, first
+
+
+def _layer_norm_of_operators(graph: ReadGraph, node: onnx.NodeProto) -> Match | None:
+    """Match w · (x − mean) / sqrt(variance + epsilon) + b, as older opsets have it."""
+    for scaled, bias in _orders(node):
+        for normal, weight in _orders(graph.node(scaled, "Mul")):
+            quotient = graph.node(normal, "Div")
+            if quotient is None or graph.constant(bias) is None or graph.constant(weight) is None:
+                continue
+            found = _standardised(graph, quotient)
+            if found is not None:
+                x, axis, epsilon = found
+                return _normalised(graph, x, axis, [weight, bias], epsilon)
+    return None
+
+
+def _standardised(graph: ReadGraph, quotient: onnx.NodeProto) -> tuple[str, int, float] | None:
+    """Return x, the axis and epsilon of (x − mean) / sqrt(variance + epsilon)."""
+    centred, root = graph.node(quotient.input[0], "Sub"), graph.node(quotient.input[1], "Sqrt")
+    mean = None if centred is None else graph.node(centred.input[1], "ReduceMean")
+    if centred is None or root is None or mean is None or mean.input[0] != centred.input[0]:
         return None
-    arrays = _constants(graph, list(norm.input[1:]), ("weight", "bias"))
-    arrays.setdefault("bias", np.zeros_like(arrays["weight"]))
-    layer = LayerNorm(epsilon=_epsilon(norm))
-    return Match((first.input[0],), _always(layer), arrays, graph.source(norm.input[1]))
+    for variance, constant in _orders(graph.node(root.input[0], "Add")):
+        square_mean, epsilon = graph.node(variance, "ReduceMean"), graph.constant(constant)
+        power = None if square_mean is None else graph.node(square_mean.input[0])
+        if square_mean is None or power is None or epsilon is None or epsilon.size != 1:
+            continue
+        axes = _axes(graph, mean)
+        distance = graph.node(power.input[0], "Sub")
+        is_same = distance is not None and list(distance.input) == list(centred.input)
+        if is_same and _is_square(graph, power) and axes == _axes(graph, square_mean):
+            return (mean.input[0], axes[0], number(epsilon.item())) if len(axes) == 1 else None
+    return None
+
+
+def _is_square(graph: ReadGraph, node: onnx.NodeProto) -> bool:
+    if node.op_type == "Mul":
+        return bool(node.input[0] == node.input[1])
+    power = graph.constant(node.input[1]) if node.op_type == "Pow" else None
+    return power is not None and power.size == 1 and power.item() == 2
+
+
+def _axes(graph: ReadGraph, node: onnx.NodeProto) -> list[int]:
+    """Return the axes of a reduction, which are an attribute or an input."""
+    listed = attributes(node).get("axes", ())
+    found = graph.constant(node.input[1]) if len(node.input) > 1 else listed
+    return [int(axis) for axis in np.ravel(() if found is None else found)]
 
 
 def _lrn(graph: ReadGraph, node: onnx.NodeProto) -> Match:
@@ -442,7 +537,7 @@ def _concatenate(graph: ReadGraph, node: onnx.NodeProto) -> Match:
 Reader = Callable[[ReadGraph, onnx.NodeProto], "Match | None"]
 
 _LAYERS: Mapping[str, tuple[Reader, ...]] = {
-    "Add": (_matmul_and_bias, _group_norm, _function, _sum),
+    "Add": (_matmul_and_bias, _group_norm, _layer_norm_of_operators, _function, _sum),
     "AveragePool": (partial(_pool, AveragePool2d, False),),
     "BatchNormalization": (_batch_norm,),
     "Cast": (_cast,),
@@ -457,6 +552,7 @@ _LAYERS: Mapping[str, tuple[Reader, ...]] = {
     "Identity": (_same,),
     "InstanceNormalization": (_instance_norm,),
     "LRN": (_lrn,),
+    "LayerNormalization": (_layer_norm,),
     "MatMul": (_matmul,),
     "MaxPool": (partial(_pool, MaxPool2d, None),),
     "Mul": (_function, _sum_pool),
@@ -464,12 +560,17 @@ _LAYERS: Mapping[str, tuple[Reader, ...]] = {
     "Reshape": (_reshape,),
     "Squeeze": (_squeeze,),
     "Sum": (_sum,),
-    "Transpose": (_layer_norm,),
+    "Transpose": (_transposed_layer_norm, _transpose),
 }
 """Readers by operator, the more special ones first."""
 
 READERS = {**dict.fromkeys(sorted(ending_operators()), (_function,)), **_LAYERS}
 """Readers by operator, with those that may end an expression."""
+
+CHANNELS_LAST = ending_operators() | {
+    "Cast", "Dropout", "Identity", "LayerNormalization", "MatMul", "Sum", "Transpose",
+}  # fmt: skip
+"""Operators that are layers for (N, H, W, C), too: matrix products are 1×1 convolutions there."""
 
 LAYER_OPERATORS = sorted({*_LAYERS, *operators()})
 """Operators that are, or end, a layer of dptrain."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ class ReadGraph:
         metadata: text by key.
         is_own: True if dptrain wrote the file.
         functions: functions of single elements that the metadata defines.
+        channels_last: tensors (N, H, W, C) between two transpositions of maps (N, C, H, W).
     """
 
     def __init__(self, model: onnx.ModelProto) -> None:
@@ -40,6 +41,7 @@ class ReadGraph:
             _check_inputs(node, version)
             # Further outputs, such as the mask of a dropout, are no outputs of layers.
             self._nodes.update((output, node) for output in node.output[:1])
+        self.channels_last = _channels_last(graph.node)
         self._positions = {tensor: index for index, tensor in enumerate(self._nodes)}
         self._readers = Counter(name for node in graph.node for name in node.input)
         self.outputs = [value.name for value in graph.output]
@@ -135,6 +137,22 @@ def describe(node: onnx.NodeProto) -> str:
     """Return a name of a node for messages."""
     name = node.name or (node.output[0] if node.output else "")
     return f"node '{shown(name)}' ({shown(node.op_type)})"
+
+
+TO_CHANNELS_LAST, TO_CHANNELS_FIRST = [0, 2, 3, 1], [0, 3, 1, 2]
+"""Orders of the axes of transpositions between (N, C, H, W) and (N, H, W, C)."""
+
+
+def _channels_last(nodes: Iterable[onnx.NodeProto]) -> set[str]:
+    """Return the tensors whose channels are the last axis: other operators keep the order."""
+    found: set[str] = set()
+    for node in nodes:
+        is_last = any(name in found for name in node.input)
+        if node.op_type == "Transpose":
+            order = list(attributes(node).get("perm", ()))
+            is_last = order == TO_CHANNELS_LAST or (is_last and order != TO_CHANNELS_FIRST)
+        found.update(node.output[:1] if is_last else ())
+    return found
 
 
 def _check_texts(message: Any) -> None:

@@ -140,7 +140,8 @@ def _group_norm(node: Node, layer: GroupNorm) -> Code:
 def _layer_norm(node: Node, layer: LayerNorm) -> Code:
     settings = _changed(eps=(layer.epsilon, 1e-5))
     module = f"nn.LayerNorm({node.input_shape[0]}{settings})"
-    return Code("{m}({0}.movedim(1, -1)).movedim(-1, 1)", module)
+    is_vector = len(node.input_shape) == 1
+    return Code("{m}({0})" if is_vector else "{m}({0}.movedim(1, -1)).movedim(-1, 1)", module)
 
 
 def _changed(**values: tuple[float, float]) -> str:

@@ -242,6 +242,7 @@ class _Builder:
         dense = Dense(self.choose.choice(WIDTHS))
         return self.choose.choice((
             (dense,), (dense, ReLU()), (dense, ReLU(), Dropout(0.3)), (self._activation(),),
+            (LayerNorm(epsilon=0.3),),
         ))  # fmt: skip
 
     def finish(self, loss: Loss) -> None:

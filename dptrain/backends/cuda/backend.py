@@ -94,7 +94,7 @@ from dptrain.plan.lowering import (
     Precision,
     Setting,
     Storage,
-    canonical_storage,
+    channels_last_storage,
 )
 from dptrain.plan.optimizers import AVERAGE, LAMB, LARS, Adam, Optimizer, RMSProp, applied_rule
 from dptrain.plan.plan import Plan
@@ -291,12 +291,7 @@ class CudaBackend(Backend):
         return message.slots, message.nbytes
 
     def storage(self, node: Node, parameter: Parameter) -> Storage:
-        """Return the layout of a parameter: (R, S, C, K) for Conv2d, (H·W·C, out) for Dense."""
-        if len(parameter.shape) == 1:
-            return canonical_storage(parameter)
-        if isinstance(node.layer, Conv2d):
-            return Storage(parameter.shape, (2, 3, 1, 0))
-        return Storage((parameter.shape[0], *node.input_maps), (2, 3, 1, 0))
+        return channels_last_storage(node, parameter)
 
     def operation(self, group: Group, setting: Setting) -> type[Operation[Any]]:
         """Return the class that computes a group."""

@@ -78,7 +78,7 @@ from dptrain.plan.lowering import (
     Precision,
     Setting,
     Storage,
-    canonical_storage,
+    channels_last_storage,
 )
 from dptrain.plan.optimizers import AVERAGE, LAMB, Adam, AdamW, RMSProp, applied_rule
 from dptrain.plan.plan import INPUT, Plan
@@ -153,14 +153,7 @@ class NumbaBackend(Backend):
         return isinstance(group.head.layer, BatchNorm2d | FrozenBatchNorm2d)
 
     def storage(self, node: Node, parameter: Parameter) -> Storage:
-        """Store weights as (R, S, C, K) and (H·W·C, out), so that the summed dimensions come
-        first.
-        """
-        if len(parameter.shape) == 1:
-            return canonical_storage(parameter)
-        if isinstance(node.layer, Conv2d):
-            return Storage(parameter.shape, (2, 3, 1, 0))
-        return Storage((parameter.shape[0], *node.input_maps), (2, 3, 1, 0))
+        return channels_last_storage(node, parameter)
 
     def needs(self, group: Group, setting: Setting) -> GroupNeeds:
         needs = operation_of(group).needs(group, setting)

@@ -298,7 +298,15 @@ def _normalizations() -> list[Case]:
         ("one pixel", (3, 11, 1, 1), LayerNorm()),
         ("64 channels", (2, 64, 3, 2), LayerNorm(epsilon=0.01)),
     ]
-    return [behind_maps(f"{layer.kind}: {name}", shape, [layer]) for name, shape, layer in table]
+    vectors = [((3, 13), LayerNorm()), ((1, 64), LayerNorm(epsilon=0.1)), ((4, 37), LayerNorm())]
+    flattened = [Flatten(), LayerNorm(), Dense(7)]
+    return [
+        *(behind_maps(f"{layer.kind}: {name}", shape, [layer]) for name, shape, layer in table),
+        *(behind_vector(f"layernorm: {width} elements", (n, width), [layer])
+          for (n, width), layer in vectors),
+        behind_maps("layernorm: flattened maps", (2, 3, 5, 2), flattened),
+        behind_maps("layernorm: flattened maps last", (2, 4, 3, 2), flattened[:2]),
+    ]  # fmt: skip
 
 
 def _global_pooling() -> list[Case]:

@@ -88,7 +88,7 @@ def _normalize(node: Node, x: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
         return functional.batch_norm(x, mean, variance, weight, bias, training, eps=layer.epsilon)
     if isinstance(layer, GroupNorm):
         return functional.group_norm(x, layer.groups, weight, bias, layer.epsilon)
-    last = x.movedim(1, -1)
+    last = x.movedim(1, -1)  # A vector stays as it is.
     return functional.layer_norm(last, last.shape[-1:], weight, bias, layer.epsilon).movedim(-1, 1)
 
 
@@ -341,7 +341,10 @@ def _normalization_majorant(
     """
     layer = node.layer
     assert isinstance(layer, BatchNorm2d | GroupNorm | LayerNorm)
-    weight, bias = (weights[f"{node.name}.{part}"].reshape(-1, 1, 1) for part in ("weight", "bias"))
+    sides = [1] * (x.dim() - 2)
+    weight, bias = (
+        weights[f"{node.name}.{part}"].reshape(-1, *sides) for part in ("weight", "bias")
+    )
     if f"{node.name}.running_mean" in weights:
         mean, variance = (
             weights[f"{node.name}.running_{part}"].reshape(-1, 1, 1) for part in ("mean", "var")
