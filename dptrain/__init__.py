@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from dptrain.network import Add as Add
     from dptrain.network import AveragePool2d as AveragePool2d
     from dptrain.network import BatchNorm2d as BatchNorm2d
+    from dptrain.network import ChannelShuffle as ChannelShuffle
+    from dptrain.network import ChannelSlice as ChannelSlice
     from dptrain.network import Concatenate as Concatenate
     from dptrain.network import Constant as Constant
     from dptrain.network import Conv2d as Conv2d
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
     from dptrain.network import LocalResponseNorm as LocalResponseNorm
     from dptrain.network import MaxPool2d as MaxPool2d
     from dptrain.network import MeanSquaredError as MeanSquaredError
+    from dptrain.network import Multiply as Multiply
     from dptrain.network import Network as Network
     from dptrain.network import Normal as Normal
     from dptrain.network import SigmoidBinaryCrossEntropy as SigmoidBinaryCrossEntropy
@@ -91,6 +94,8 @@ _NAMES = [
     "AveragePool2d",
     "BatchNorm2d",
     "Callback",
+    "ChannelShuffle",
+    "ChannelSlice",
     "Concatenate",
     "Constant",
     "Conv2d",
@@ -107,6 +112,7 @@ _NAMES = [
     "LocalResponseNorm",
     "MaxPool2d",
     "MeanSquaredError",
+    "Multiply",
     "Network",
     "Normal",
     "Progress",

@@ -20,6 +20,8 @@ from dptrain.network import (
     GELU,
     Add,
     AveragePool2d,
+    ChannelShuffle,
+    ChannelSlice,
     Concatenate,
     Conv2d,
     Dense,
@@ -30,6 +32,7 @@ from dptrain.network import (
     LayerNorm,
     LocalResponseNorm,
     MaxPool2d,
+    Multiply,
     Network,
     Node,
     ReLU,
@@ -120,6 +123,13 @@ def _apply(node: Node, parameters: Arrays, inputs: list[Any], factors: Arrays) -
     layer, x = node.layer, inputs[0]
     if isinstance(layer, Add):
         return reduce(jnp.add, inputs)
+    if isinstance(layer, ChannelSlice):
+        return x[..., layer.start : layer.stop]
+    if isinstance(layer, ChannelShuffle):
+        groups = x.reshape(*x.shape[:3], layer.groups, -1)
+        return groups.swapaxes(3, 4).reshape(x.shape)
+    if isinstance(layer, Multiply):
+        return inputs[0] * inputs[1]
     if isinstance(layer, Concatenate):
         return jnp.concatenate(inputs, axis=3)
     if isinstance(layer, Conv2d):
@@ -195,6 +205,8 @@ def _pool(node: Node, layer: MaxPool2d | AveragePool2d | SumPool2d, x: Any) -> A
     sums = lax.reduce_window(x, 0.0, lax.add, window, strides, pads)
     if isinstance(layer, SumPool2d):
         return sums
+    if isinstance(layer, AveragePool2d) and layer.count_padding:
+        return sums / math.prod(layer.windows)
     ones = jnp.ones((1, *x.shape[1:3], 1), x.dtype)
     return sums / lax.reduce_window(ones, 0.0, lax.add, window, strides, pads)
 

@@ -31,6 +31,7 @@ from dptrain.network import (
     Layer,
     LocalResponseNorm,
     MaxPool2d,
+    Multiply,
     Network,
     Node,
     ReLU,
@@ -39,6 +40,7 @@ from dptrain.network import (
     SumPool2d,
     Tanh,
 )
+from dptrain.network.channels import ChannelLayer
 from dptrain.network.elementwise import Activation
 from dptrain.network.network import INPUT
 from dptrain.network.normalization import Normalization
@@ -135,7 +137,7 @@ def _modules(node: Node) -> list[nn.Module]:
     if isinstance(layer, MaxPool2d):
         return _max_pool(node, layer)
     if isinstance(layer, AveragePool2d | SumPool2d):
-        return [_SumPool(node, average=isinstance(layer, AveragePool2d))]
+        return [_SumPool(node)]
     if isinstance(layer, LocalResponseNorm):
         # PyTorch takes the mean over the window of squares where we take the sum.
         size = 2 * layer.radius + 1
@@ -144,7 +146,8 @@ def _modules(node: Node) -> list[nn.Module]:
         return [_normalization(node, layer)]
     if isinstance(layer, Dropout):
         return [nn.Dropout(layer.rate)]
-    if isinstance(layer, Activation) and type(layer) not in _PLAIN:
+    is_function = isinstance(layer, Activation) and type(layer) not in _PLAIN
+    if is_function or isinstance(layer, ChannelLayer):
         return [_Function(code_of(node).expression)]
     return [_PLAIN[type(layer)]()]
 
@@ -168,7 +171,7 @@ class _ChannelLayerNorm(nn.LayerNorm):
 
 
 class _Function(nn.Module):
-    """A function of each element, from the code with which dptrain exports it."""
+    """A layer with one input and no parameters, from the code with which dptrain exports it."""
 
     def __init__(self, expression: str) -> None:
         super().__init__()
@@ -188,6 +191,11 @@ class _Add(nn.Module):
         return first
 
 
+class _Multiply(nn.Module):
+    def forward(self, x: Tensor, x2: Tensor) -> Tensor:
+        return x * x2
+
+
 class _Concatenate(nn.Module):
     def forward(self, *inputs: Tensor) -> Tensor:
         return torch.cat(inputs, dim=1)
@@ -203,6 +211,7 @@ _PLAIN: Mapping[type[Layer], Callable[[], nn.Module]] = {
     GlobalAveragePool2d: lambda: nn.AdaptiveAvgPool2d(1),
     Add: _Add,
     Concatenate: _Concatenate,
+    Multiply: _Multiply,
 }
 
 
@@ -232,9 +241,9 @@ def _max_pool(node: Node, layer: MaxPool2d) -> list[nn.Module]:
 
 
 class _SumPool(nn.Module):
-    """Sum of each window, or the mean of its pixels inside the feature map."""
+    """Sum of each window, or the mean of its pixels, or of those inside the feature map."""
 
-    def __init__(self, node: Node, *, average: bool) -> None:
+    def __init__(self, node: Node) -> None:
         super().__init__()
         layer: Any = node.layer
         (top, bottom), (left, right) = layer.pads(node.input_shape)
@@ -243,7 +252,10 @@ class _SumPool(nn.Module):
             layer.windows,
             layer.strides,
         )
-        inside = self._sum(torch.ones(1, *node.input_shape)) if average else torch.ones(1)
+        inside = torch.ones(1)
+        if isinstance(layer, AveragePool2d):
+            ones = self._sum(torch.ones(1, *node.input_shape))
+            inside = inside * math.prod(layer.windows) if layer.count_padding else ones
         self.register_buffer("inside", inside)
 
     def _sum(self, x: Tensor) -> Tensor:

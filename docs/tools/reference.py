@@ -40,7 +40,8 @@ GROUPS_OF_NAMES = {
     "Networks": ("network.network", "network.functional", "network.files", "network.zoo",
                  "network.get_network", "network.__init__"),
     "Layers": ("network.layers", "network.activations", "network.own_functions",
-               "network.normalization", "network.combining"),
+               "network.normalization", "network.combining",
+               "network.channels"),
     "Losses": ("network.losses",),
     "Initial values": ("network.initializers",),
 }  # fmt: skip

@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 
 from dptrain.errors import UserError, shown
 from dptrain.interchange.onnx_export import INPUT_TENSOR, OUTPUT_TENSOR
-from dptrain.interchange.onnx_operators import LAYER_OPERATORS, Match, match, sigmoid_argument
+from dptrain.interchange.onnx_matching import Match
+from dptrain.interchange.onnx_operators import LAYER_OPERATORS, match, sigmoid_argument
 from dptrain.interchange.onnx_reading import ReadGraph, attributes, describe, read_graph
 from dptrain.interchange.own_functions import known_loss
 from dptrain.network.layers import Layer, Parameter, Shape, Statistic

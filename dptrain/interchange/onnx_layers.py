@@ -15,7 +15,8 @@ from typing import Any
 from dptrain.errors import UserError
 from dptrain.interchange.onnx_functions import add_function
 from dptrain.interchange.onnx_graph import OPSET, OnnxGraph
-from dptrain.network.combining import Add, Concatenate, GlobalAveragePool2d
+from dptrain.network.channels import ChannelShuffle, ChannelSlice
+from dptrain.network.combining import Add, Concatenate, GlobalAveragePool2d, Multiply
 from dptrain.network.elementwise import Activation
 from dptrain.network.layers import (
     AveragePool2d,
@@ -88,7 +89,12 @@ def _max_pool(graph: OnnxGraph, node: Node, layer: MaxPool2d, inputs: Tensors) -
 
 
 def _average_pool(graph: OnnxGraph, node: Node, layer: AveragePool2d, inputs: Tensors) -> str:
-    return graph.add("AveragePool", inputs[0], count_include_pad=0, **_windows(node, layer))
+    return graph.add(
+        "AveragePool",
+        inputs[0],
+        count_include_pad=int(layer.count_padding),
+        **_windows(node, layer),
+    )
 
 
 def _sum_pool(graph: OnnxGraph, node: Node, layer: SumPool2d, inputs: Tensors) -> str:
@@ -154,6 +160,23 @@ def _concatenate(graph: OnnxGraph, node: Node, layer: Concatenate, inputs: Tenso
     return graph.add("Concat", *inputs, axis=1)
 
 
+def _slice(graph: OnnxGraph, node: Node, layer: ChannelSlice, inputs: Tensors) -> str:
+    bounds = [
+        graph.constant(name, [value], "int64")
+        for name, value in (("start", layer.start), ("stop", layer.stop), ("axis", 1))
+    ]
+    return graph.add("Slice", inputs[0], *bounds)
+
+
+def _shuffle(graph: OnnxGraph, node: Node, layer: ChannelShuffle, inputs: Tensors) -> str:
+    channels, height, width = node.input_shape
+    parts = [0, layer.groups, channels // layer.groups, height, width]
+    groups = graph.add("Reshape", inputs[0], graph.constant("groups", parts, "int64"))
+    turned = graph.add("Transpose", groups, perm=[0, 2, 1, 3, 4])
+    maps = graph.constant("maps", [0, channels, height, width], "int64")
+    return graph.add("Reshape", turned, maps)
+
+
 def _operator(name: str, graph: OnnxGraph, node: Node, layer: Layer, inputs: Tensors) -> str:
     return graph.add(name, *inputs)
 
@@ -176,5 +199,8 @@ OPERATORS: Mapping[type[Layer], AddOperators] = {
     LocalResponseNorm: _lrn,
     Add: _add,
     Concatenate: _concatenate,
+    ChannelSlice: _slice,
+    ChannelShuffle: _shuffle,
+    Multiply: partial(_operator, "Mul"),
 }
 """Functions that add the operators of a layer to a graph, by the class of the layer."""

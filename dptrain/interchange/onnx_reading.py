@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,14 @@ from onnx import TensorProto, helper, numpy_helper
 
 from dptrain.errors import UserError, shown
 from dptrain.files import require_regular
+from dptrain.interchange.onnx_shapes import values_of_shapes
 from dptrain.interchange.own_functions import known_functions
+
+TO_LAST, TO_FIRST = [0, 2, 3, 1], [0, 3, 1, 2]
+"""Orders of axes that move the channels of maps to the last axis, and back."""
+
+PART = "dptrain_part"
+"""Attribute of a copy of a node for one of its outputs: the number of the output, and of all."""
 
 
 class ReadGraph:
@@ -26,7 +33,6 @@ class ReadGraph:
         metadata: text by key.
         is_own: True if dptrain wrote the file.
         functions: functions of single elements that the metadata defines.
-        channels_last: tensors (N, H, W, C) between two transpositions of maps (N, C, H, W).
     """
 
     def __init__(self, model: onnx.ModelProto) -> None:
@@ -35,13 +41,17 @@ class ReadGraph:
         self.is_own = model.producer_name == "dptrain"
         self.functions = known_functions(self.metadata)
         self._constants = {c.name: c for c in graph.initializer}
+        self._of_shapes = values_of_shapes(model)
+        self._channels_last = _channels_last(graph.node)
         self._nodes: dict[str, onnx.NodeProto] = {}
         version = next((each.version for each in model.opset_import if not each.domain), 1)
         for node in graph.node:
             _check_inputs(node, version)
+            if node.op_type == "Split":
+                self._nodes.update(_parts(node))
+                continue
             # Further outputs, such as the mask of a dropout, are no outputs of layers.
             self._nodes.update((output, node) for output in node.output[:1])
-        self.channels_last = _channels_last(graph.node)
         self._positions = {tensor: index for index, tensor in enumerate(self._nodes)}
         self._readers = Counter(name for node in graph.node for name in node.input)
         self.outputs = [value.name for value in graph.output]
@@ -62,8 +72,27 @@ class ReadGraph:
         """Return the number of inputs of nodes that read a tensor."""
         return self._readers[tensor]
 
+    def is_channels_last(self, tensor: str) -> bool:
+        """Return whether maps have their channels on the last axis."""
+        return tensor in self._channels_last
+
+    def channel_axis(self, tensor: str) -> int:
+        """Return the axis of the channels of maps: 1 or 3."""
+        return 3 if self.is_channels_last(tensor) else 1
+
+    def axis(self, tensor: str, axis: int) -> int:
+        """Return which axis of maps (N, C, H, W) an axis of a tensor of maps is."""
+        order = TO_LAST if self.is_channels_last(tensor) else range(4)
+        return order[axis % 4]
+
     def constant(self, tensor: str) -> NDArray[Any] | None:
-        """Return the values of a constant; None for tensors that depend on the input."""
+        """Return the values of a constant; None for tensors that depend on the input.
+
+        Numbers that are computed from shapes count as constants; the number of samples is
+        `FREE_BATCH` in them if it is free.
+        """
+        if tensor in self._of_shapes:
+            return self._of_shapes[tensor]
         *between, last = self._chain(tensor, ("Identity", "Unsqueeze", "Cast"))
         node = self._nodes.get(last)
         if last in self._constants:
@@ -72,10 +101,20 @@ class ReadGraph:
             is_constant = node is not None and node.op_type == "Constant"
             values = _constant_value(node) if node is not None and is_constant else None
         for name in reversed(between):
-            # The number of axes does not matter to readers.
-            if values is not None and self._nodes[name].op_type == "Cast":
-                to = attributes(self._nodes[name])["to"]
-                values = values.astype(helper.tensor_dtype_to_np_dtype(to))
+            if values is not None:
+                values = self._converted(values, self._nodes[name])
+        return values
+
+    def _converted(self, values: NDArray[Any], node: onnx.NodeProto) -> NDArray[Any]:
+        """Return a constant after Identity, Cast or Unsqueeze."""
+        settings = attributes(node)
+        if node.op_type == "Cast":
+            return values.astype(helper.tensor_dtype_to_np_dtype(settings["to"]))
+        if node.op_type == "Unsqueeze":
+            axes = settings.get("axes")
+            found = self.constant(node.input[1]) if axes is None else np.asarray(axes)
+            if found is not None:
+                return np.expand_dims(values, tuple(int(axis) for axis in found.reshape(-1)))
         return values
 
     def source(self, tensor: str) -> str:
@@ -139,20 +178,34 @@ def describe(node: onnx.NodeProto) -> str:
     return f"node '{shown(name)}' ({shown(node.op_type)})"
 
 
-TO_CHANNELS_LAST, TO_CHANNELS_FIRST = [0, 2, 3, 1], [0, 3, 1, 2]
-"""Orders of the axes of transpositions between (N, C, H, W) and (N, H, W, C)."""
-
-
-def _channels_last(nodes: Iterable[onnx.NodeProto]) -> set[str]:
-    """Return the tensors whose channels are the last axis: other operators keep the order."""
-    found: set[str] = set()
+def _channels_last(nodes: Iterable[onnx.NodeProto]) -> frozenset[str]:
+    """Return the tensors of maps with the channels on the last axis, in the order of a file."""
+    found = set[str]()
     for node in nodes:
-        is_last = any(name in found for name in node.input)
         if node.op_type == "Transpose":
-            order = list(attributes(node).get("perm", ()))
-            is_last = order == TO_CHANNELS_LAST or (is_last and order != TO_CHANNELS_FIRST)
-        found.update(node.output[:1] if is_last else ())
-    return found
+            is_last = list(attributes(node).get("perm", ())) == TO_LAST
+        else:
+            is_last = not found.isdisjoint(node.input) and _has_maps(node)
+        found.update(node.output if is_last else ())
+    return frozenset(found)
+
+
+def _has_maps(node: onnx.NodeProto) -> bool:
+    """Return whether the output of an operator of maps is maps."""
+    if node.op_type == "ReduceMean":
+        return bool(attributes(node).get("keepdims", 1))
+    return node.op_type not in ("Reshape", "Flatten", "Squeeze", "Shape")
+
+
+def _parts(node: onnx.NodeProto) -> Iterator[tuple[str, onnx.NodeProto]]:
+    """Yield a copy of a node for each of its outputs, by the output."""
+    for number, output in enumerate(node.output):
+        part = onnx.NodeProto()
+        part.CopyFrom(node)
+        del part.output[:]
+        part.output.append(output)
+        part.attribute.append(helper.make_attribute(PART, [number, len(node.output)]))
+        yield output, part
 
 
 def _check_texts(message: Any) -> None:

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 
 from dptrain.errors import UserError
 from dptrain.interchange.torch_functions import torch_code
-from dptrain.network.combining import Add, Concatenate, GlobalAveragePool2d
+from dptrain.network.channels import ChannelShuffle, ChannelSlice
+from dptrain.network.combining import Add, Concatenate, GlobalAveragePool2d, Multiply
 from dptrain.network.elementwise import Activation
 from dptrain.network.layers import (
     AveragePool2d,
@@ -98,6 +99,8 @@ def _max_pool(node: Node, layer: MaxPool2d) -> Code:
 def _average_pool(node: Node, layer: AveragePool2d) -> Code:
     x, padding = _padded(layer.pads(node.input_shape))
     windows = _windows(layer, padding)
+    if layer.count_padding:
+        return Code(f"F.avg_pool2d({x}, {windows})")
     if x == "{0}":
         counts = "" if padding == "0" else ", count_include_pad=False"
         return Code(f"F.avg_pool2d({{0}}, {windows}{counts})")
@@ -165,6 +168,15 @@ def _concatenate(node: Node, layer: Concatenate) -> Code:
     return Code(f"torch.cat(({', '.join(f'{{{i}}}' for i in range(layer.num_inputs))}), 1)")
 
 
+def _slice(node: Node, layer: ChannelSlice) -> Code:
+    return Code(f"{{0}}[:, {layer.start}:{layer.stop}]")
+
+
+def _shuffle(node: Node, layer: ChannelShuffle) -> Code:
+    groups = f"{{0}}.unflatten(1, ({layer.groups}, {node.input_shape[0] // layer.groups}))"
+    return Code(f"{groups}.transpose(1, 2).flatten(1, 2)")
+
+
 def _activation(node: Node, layer: Activation) -> Code:
     formula = layer.formula
     if not layer.function.torch:
@@ -195,5 +207,8 @@ CODE: Mapping[type[Layer], Callable[[Node, Any], Code]] = {
     LocalResponseNorm: _lrn,
     Add: _add,
     Concatenate: _concatenate,
+    ChannelSlice: _slice,
+    ChannelShuffle: _shuffle,
+    Multiply: partial(_function, "{0} * {1}"),
 }
 """Functions that write the code of a layer, by the class of the layer."""

@@ -14,7 +14,8 @@ from dptrain.network.activations import (
     SiLU,
     Tanh,
 )
-from dptrain.network.combining import Add, Concatenate, GlobalAveragePool2d
+from dptrain.network.channels import ChannelShuffle, ChannelSlice
+from dptrain.network.combining import Add, Concatenate, GlobalAveragePool2d, Multiply
 from dptrain.network.files import get_network, read_network, write_network
 from dptrain.network.functional import Input, Tensor, name_scope
 from dptrain.network.initial import initial_parameters
@@ -54,6 +55,8 @@ __all__ = [
     "Add",
     "AveragePool2d",
     "BatchNorm2d",
+    "ChannelShuffle",
+    "ChannelSlice",
     "Concatenate",
     "Constant",
     "Conv2d",
@@ -72,6 +75,7 @@ __all__ = [
     "Loss",
     "MaxPool2d",
     "MeanSquaredError",
+    "Multiply",
     "Network",
     "Node",
     "NodeSpec",

@@ -45,6 +45,49 @@ class Add(_Combination):
 
 
 @dataclass(frozen=True)
+class Multiply(Layer):
+    """Product of two inputs: of one shape, or of maps (C, H, W) and a gate (C, 1, 1) or (1, H, W).
+
+    A gate multiplies every pixel of a channel, as in squeeze-and-excitation, or every channel of a
+    pixel. Either input may be the gate.
+
+    Source: Hu, Shen and Sun, "Squeeze-and-excitation networks", 2018, equation 4.
+
+    Example:
+        >>> from dptrain import Conv2d, GlobalAveragePool2d, Input, Sigmoid
+        >>> x = Input((8, 5, 5))
+        >>> gate = Sigmoid()(Conv2d(8, 1)(GlobalAveragePool2d()(x)))
+        >>> (x * gate).shape  # (C, H, W), and a gate of shape (C, 1, 1)
+        (8, 5, 5)
+    """
+
+    kind: ClassVar[str] = "multiply"
+
+    @property
+    def num_inputs(self) -> int:
+        return 2
+
+    def combine_shapes(self, input_shapes: tuple[Shape, ...]) -> Shape:
+        for whole, gate in (input_shapes, reversed(input_shapes)):
+            if whole == gate or (
+                len(whole) == 3 and gate in ((whole[0], 1, 1), (1, whole[1], whole[2]))
+            ):
+                return whole
+        one, two = input_shapes
+        raise UserError(
+            f"multiply: the inputs have the shapes {one} and {two}; expected one shape, or "
+            "(C, H, W) and (C, 1, 1) or (1, H, W)"
+        )
+
+    def output_shape(self, input_shape: Shape) -> Shape:
+        return input_shape
+
+    def flops(self, input_shape: Shape) -> Flops:
+        size = math.prod(input_shape)
+        return Flops(size, 2 * size)
+
+
+@dataclass(frozen=True)
 class Concatenate(_Combination):
     """The channels of all inputs, one after another, for maps of the same height and width."""
 

@@ -61,6 +61,12 @@ class Tensor:
 
         return Add()(self, other) if isinstance(other, Tensor) else NotImplemented
 
+    def __mul__(self, other: Tensor) -> Tensor:
+        """Return the product of two tensors, or of maps and a gate: ``Multiply()(self, other)``."""
+        from dptrain.network.combining import Multiply
+
+        return Multiply()(self, other) if isinstance(other, Tensor) else NotImplemented
+
     def __repr__(self) -> str:
         made = INPUT if self.layer is None else self.name or self.layer.kind
         return f"<Tensor {made}: {'×'.join(map(str, self.shape))}>"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dptrain.network.activations import ACTIVATIONS
-from dptrain.network.combining import Add, Concatenate, GlobalAveragePool2d
+from dptrain.network.channels import ChannelShuffle, ChannelSlice
+from dptrain.network.combining import Add, Concatenate, GlobalAveragePool2d, Multiply
 from dptrain.network.layers import (
     AveragePool2d,
     Conv2d,
@@ -20,7 +21,8 @@ from dptrain.network.normalization import BatchNorm2d, GroupNorm, LayerNorm
 _CLASSES: tuple[type[Layer], ...] = (
     Conv2d, MaxPool2d, AveragePool2d, SumPool2d, GlobalAveragePool2d, Flatten, Dense,
     *ACTIVATIONS.values(), Dropout,
-    BatchNorm2d, GroupNorm, LayerNorm, LocalResponseNorm, Add, Concatenate,
+    BatchNorm2d, GroupNorm, LayerNorm, LocalResponseNorm, Add, Concatenate, Multiply,
+    ChannelSlice, ChannelShuffle,
 )  # fmt: skip
 
 LAYERS: dict[str, type[Layer]] = {layer.kind: layer for layer in _CLASSES}

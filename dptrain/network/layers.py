@@ -26,6 +26,7 @@ Shape = tuple[int, ...]
 Pads = tuple[tuple[int, int], tuple[int, int]]
 PaddingName = Literal["same", "valid", "full"]
 Rounding = Literal["strict", "floor"]
+PoolRounding = Literal["strict", "floor", "ceil"]
 
 
 @dataclass(frozen=True)
@@ -112,9 +113,11 @@ def _check_number(value: float, what: str, least: float = -math.inf) -> None:
         raise UserError(f"{what} is {value}; expected a finite number{minimum}")
 
 
-def _check_rounding(layer: str, rounding: str) -> None:
-    if rounding not in ("strict", "floor"):
-        raise UserError(f"{layer} rounding is '{rounding}'; expected strict or floor")
+def _check_rounding(layer: str, rounding: str, *others: str) -> None:
+    known = ("strict", *others, "floor")
+    if rounding not in known:
+        expected = f"{', '.join(known[:-1])} or {known[-1]}"
+        raise UserError(f"{layer} rounding is '{rounding}'; expected {expected}")
 
 
 def maps_of(layer: str, shape: Shape) -> tuple[int, int, int]:
@@ -128,6 +131,17 @@ def _same_pads(size: int, window: int, stride: int) -> tuple[int, int]:
     """Zeros before and after, so that the output has ceil(size / stride) elements."""
     total = max((-(-size // stride) - 1) * stride + window - size, 0)
     return total // 2, total - total // 2
+
+
+def _reaching_beyond(size: int, window: int, stride: int, pads: tuple[int, int]) -> tuple[int, int]:
+    """Return the pads before and after a map, so that a further window covers what is left over.
+
+    There is none if it would begin after the map.
+    """
+    before, after = pads
+    missing = -(size + before + after - window) % stride
+    last = size + before + after + missing - window
+    return before, after + (missing if last < size + before else 0)
 
 
 def _pads(layer: Conv2d | Pool2d, input_shape: Shape, windows: tuple[int, int]) -> Pads:
@@ -351,20 +365,21 @@ class Pool2d(Layer):
         stride: one number or a pair; None for the size of the window. Windows may overlap.
         padding: number of positions on every side, at most half of the window, or "valid" (none) or
             "same" (output ceil(size / stride)). Positions outside the map are ignored.
-        rounding: "floor" ignores rows and columns after the last window; "strict" refuses them.
+        rounding: "floor" ignores rows and columns after the last window; "strict" refuses them;
+            "ceil" adds a window that reaches beyond the padding, unless it would begin there.
             "same" always fits.
     """
 
     window: int | tuple[int, int] = 2
     stride: int | tuple[int, int] | None = None
     padding: int | Literal["same", "valid"] = "valid"
-    rounding: Rounding = "floor"
+    rounding: PoolRounding = "floor"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         for value in (*self.windows, *self.strides):
             check_size(value, f"{self.kind} window or stride")
-        _check_rounding(self.kind, self.rounding)
+        _check_rounding(self.kind, self.rounding, "ceil")
         if isinstance(self.padding, str):
             if self.padding not in ("same", "valid"):
                 raise UserError(
@@ -390,7 +405,12 @@ class Pool2d(Layer):
 
     def pads(self, input_shape: Shape) -> Pads:
         """Positions outside the map, ((top, bottom), (left, right)), that windows cover."""
-        return _pads(self, input_shape, self.windows)
+        pads = _pads(self, input_shape, self.windows)
+        if self.rounding != "ceil" or self.padding == "same":
+            return pads
+        axes = zip(input_shape[1:], self.windows, self.strides, pads, strict=True)
+        vertical, horizontal = (_reaching_beyond(*axis) for axis in axes)
+        return vertical, horizontal
 
     def output_shape(self, input_shape: Shape) -> Shape:
         axes = (self.kind, self.kind)
@@ -411,9 +431,25 @@ class MaxPool2d(Pool2d):
 
 @dataclass(frozen=True)
 class AveragePool2d(Pool2d):
-    """Mean of each window over the positions inside the map."""
+    """Mean of each window over the positions inside the map.
+
+    Attributes:
+        count_padding: True divides by the size of the window instead, as if positions outside the
+            map were zeros. No window may reach beyond the padding then.
+    """
 
     kind: ClassVar[str] = "avgpool"
+
+    count_padding: bool = False
+
+    def output_shape(self, input_shape: Shape) -> Shape:
+        pads = _pads(self, input_shape, self.windows)
+        if self.count_padding and self.pads(input_shape) != pads:
+            raise UserError(
+                "avgpool counts positions outside the map, but windows reach beyond the padding; "
+                'set rounding to "floor" or count_padding to false'
+            )
+        return super().output_shape(input_shape)
 
 
 @dataclass(frozen=True)

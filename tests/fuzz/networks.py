@@ -42,6 +42,8 @@ from dptrain.network import (
     Add,
     AveragePool2d,
     BatchNorm2d,
+    ChannelShuffle,
+    ChannelSlice,
     Concatenate,
     Conv2d,
     Dense,
@@ -56,10 +58,12 @@ from dptrain.network import (
     Loss,
     MaxPool2d,
     MeanSquaredError,
+    Multiply,
     Network,
     NodeSpec,
     ReLU,
     Shape,
+    Sigmoid,
     SigmoidBinaryCrossEntropy,
     SoftmaxCrossEntropy,
     SumPool2d,
@@ -162,8 +166,11 @@ class _Builder:
                 return
 
     def combine(self, name: str) -> None:
-        """Append a sum or a concatenation of a tensor and others."""
+        """Append a sum, a product or a concatenation of a tensor and others."""
         shape = self.shapes[name]
+        if self.choose.random() < 0.25:
+            self._multiply(name)
+            return
         if len(shape) == 1 or self.choose.random() < 0.6:
             self._sum(name)
             return
@@ -191,6 +198,23 @@ class _Builder:
         self.choose.shuffle(inputs)
         return self.add(Add(len(inputs)), *inputs)
 
+    def _multiply(self, name: str) -> None:
+        """Append the product of a tensor and a bounded one of its shape, or a gate."""
+        shape, kind = self.shapes[name], self.choose.random()
+        inputs = [name, name]
+        if not self._may_read(inputs):
+            return
+        if len(shape) == 3 and kind < 0.4:
+            inputs[1] = self.add(GlobalAveragePool2d(), name)
+        elif len(shape) == 3 and kind < 0.6:
+            inputs[1] = self.add(Conv2d(1, 3), name)
+        elif kind < 0.8:
+            inputs[1] = self.choose.choice(self.candidates(lambda each: each == shape)[-5:])
+        # Products of products would grow beyond the range in which bounds of errors hold.
+        inputs[1] = self.add(Sigmoid(), inputs[1])
+        self.choose.shuffle(inputs)
+        self.add(Multiply(), *inputs)
+
     def _may_read(self, inputs: Sequence[str]) -> bool:
         return self.reads[INPUT] + inputs.count(INPUT) <= MOST_INPUT_READERS
 
@@ -212,7 +236,17 @@ class _Builder:
         pick = self.choose.choice
         kind, window = pick((MaxPool2d, MaxPool2d, AveragePool2d, SumPool2d)), pick((2, 3, (2, 3)))
         padding = pick(("valid", "same", "same", 1))
-        return kind(window, pick((1, 2, (2, 1))), padding=padding, rounding="floor")
+        rounding, counted = pick(("floor", "ceil")), {}
+        if kind is AveragePool2d and pick((True, False)):
+            rounding, counted = "floor", {"count_padding": True}
+        return kind(window, pick((1, 2, (2, 1))), padding=padding, rounding=rounding, **counted)
+
+    def _channels(self) -> Layer:
+        start = self.choose.randint(0, 3)
+        return self.choose.choice((
+            ChannelSlice(start, start + self.choose.randint(1, 4)),
+            ChannelShuffle(self.choose.choice((2, 3))),
+        ))  # fmt: skip
 
     def _normalization(self) -> Layer:
         # Errors grow with 1 / standard deviation, so ε is large.
@@ -233,6 +267,7 @@ class _Builder:
             (self._convolution(bias=False), norm, Add(), ReLU()), (norm, ReLU()),
             (self._normalization(),), (self._normalization(),), (self._activation(),),
             (self._activation(),), (self._pooling(),), (self._pooling(),),
+            (self._channels(),),
             (GlobalAveragePool2d(),) if self.choose.random() < 0.3 else (self._activation(),),
             (Flatten(), Dense(self.choose.choice(WIDTHS))) if self.choose.random() < 0.3
             else (self._convolution(),),

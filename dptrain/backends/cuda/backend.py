@@ -12,8 +12,10 @@ from numpy.typing import NDArray
 from dptrain.backends.base import Backend
 from dptrain.backends.cuda.combining import (
     AddOperation,
+    ChannelSelectionOperation,
     ConcatenateOperation,
     GlobalAveragePoolOperation,
+    MultiplyOperation,
     bind_additions,
 )
 from dptrain.backends.cuda.convolution.convolution import Convolution
@@ -45,7 +47,6 @@ from dptrain.backends.cuda.operation import (
     vector_width,
 )
 from dptrain.backends.cuda.pooling import (
-    AveragePoolOperation,
     MaxPoolOperation,
     SumPoolOperation,
 )
@@ -65,7 +66,8 @@ from dptrain.backends.replica import (
 from dptrain.errors import UserError
 from dptrain.network.activations import ReLU
 from dptrain.network.biases import BiasAdd
-from dptrain.network.combining import Add, Concatenate, GlobalAveragePool2d
+from dptrain.network.channels import ChannelShuffle, ChannelSlice
+from dptrain.network.combining import Add, Concatenate, GlobalAveragePool2d, Multiply
 from dptrain.network.elementwise import Activation
 from dptrain.network.layers import (
     AveragePool2d,
@@ -103,7 +105,7 @@ from dptrain.plan.selection import KernelSelection
 OPERATIONS: Mapping[type[Layer], type[Operation[Any]]] = {
     Conv2d: Convolution,
     MaxPool2d: MaxPoolOperation,
-    AveragePool2d: AveragePoolOperation,
+    AveragePool2d: SumPoolOperation,
     SumPool2d: SumPoolOperation,
     Flatten: FlattenOperation,
     Activation: ActivationOperation,
@@ -115,6 +117,9 @@ OPERATIONS: Mapping[type[Layer], type[Operation[Any]]] = {
     LayerNorm: GroupNormOperation,
     Add: AddOperation,
     Concatenate: ConcatenateOperation,
+    Multiply: MultiplyOperation,
+    ChannelSlice: ChannelSelectionOperation,
+    ChannelShuffle: ChannelSelectionOperation,
     GlobalAveragePool2d: GlobalAveragePoolOperation,
     BiasAdd: BiasAddOperation,
 }

@@ -5,6 +5,11 @@
 
 #include "channel_sums.cuh"
 
+// 1 if the second factor of `multiply` has one channel.
+#ifndef CHANNEL_GATE
+#define CHANNEL_GATE 0
+#endif
+
 // 1 if `add` ends with a ReLU.
 #ifndef RELU
 #define RELU 0
@@ -24,6 +29,65 @@ extern "C" __global__ void add(const Number* x, const Number* x2, Number* y, int
     store(y, i, sum);
 }
 
+// y = x · factor for x and y (pixels, C): pixel p is multiplied by row p / repeats of factor, (rows,
+// C), or (rows,) with CHANNEL_GATE. count = pixels · C.
+extern "C" __global__ void multiply(const Number* x, const Number* factor, Number* y, int channels,
+                                    int repeats, int count) {
+    wait_for_previous_kernel();
+    int i;
+    if (!vector_index(count, i)) return;
+    const int vectors = channels / VECTOR, row = i / vectors / repeats;
+    Floats product = load(x, i);
+#if CHANNEL_GATE
+    const float scale = to_float(factor[row]);
+    for (float& value : product.at) value *= scale;
+#else
+    const Floats other = load(factor, row * vectors + i % vectors);
+    for (int k = 0; k < VECTOR; ++k) product.at[k] *= other.at[k];
+#endif
+    store(y, i, product);
+}
+
+// y[n, c] = Σ x[n, :, c] · x2[n, :, c]; x and x2 (samples, pixels, C), y (samples, C). Launched as
+// global_average_pool_forward.
+extern "C" __global__ void __launch_bounds__(CHANNEL_THREADS)
+    sum_products_of_pixels(const Number* __restrict__ x, const Number* __restrict__ x2, Number* y,
+                           int pixels, int channels) {
+    wait_for_previous_kernel();
+    const ChannelThread thread(channels);
+    Floats sums[1] = {};
+    const int start = blockIdx.x * pixels;
+    if (thread.has_channels())
+#pragma unroll 4
+        for (int pixel = threadIdx.x / CHANNEL_VECTORS; pixel < pixels; pixel += BLOCK_ROWS) {
+            const int i = thread.at(start + pixel);
+            const Floats values = load(x, i), others = load(x2, i);
+            for (int k = 0; k < VECTOR; ++k) sums[0].at[k] += values.at[k] * others.at[k];
+        }
+    sum_block(sums, channels, [&](int, int c, float sum) {
+        y[blockIdx.x * channels + c] = from_float<Number>(sum);
+    });
+}
+
+// y[p] = Σ x[p, :] · x2[p, :]; x and x2 (pixels, C), y (pixels,). A warp adds a pixel.
+extern "C" __global__ void sum_products_of_channels(const Number* __restrict__ x,
+                                                    const Number* __restrict__ x2, Number* y,
+                                                    int channels, int pixels) {
+    wait_for_previous_kernel();
+    const int pixel = (blockIdx.x * blockDim.x + threadIdx.x) / 32, lane = threadIdx.x % 32;
+    const int vectors = channels / VECTOR;
+    float sum = 0.0f;
+    if (pixel < pixels)
+        for (int v = lane; v < vectors; v += 32) {
+            const Floats values = load(x, pixel * vectors + v);
+            const Floats others = load(x2, pixel * vectors + v);
+            for (int k = 0; k < VECTOR; ++k) sum += values.at[k] * others.at[k];
+        }
+#pragma unroll
+    for (int bit = 1; bit < 32; bit *= 2) sum += __shfl_xor_sync(WHOLE_WARP, sum, bit);
+    if (pixel < pixels && lane == 0) y[pixel] = from_float<Number>(sum);
+}
+
 // Copy `channels` channels of each pixel, from channel x_first of x (pixels, x_channels) to channel
 // y_first of y (pixels, y_channels). All numbers of channels are multiples of VECTOR. count = pixels
 // · channels.
@@ -36,6 +100,21 @@ extern "C" __global__ void copy_channels(const Number* x, Number* y, int channel
     const int from = (pixel * x_channels + x_first) / VECTOR + slot;
     const int to = (pixel * y_channels + y_first) / VECTOR + slot;
     reinterpret_cast<Vector<Number>*>(y)[to] = load_vector(x, from);
+}
+
+// Channel c of y (pixels, K) is channel first + (c mod groups) · K / groups + c / groups of x (pixels,
+// C), or 0 if there is none. With one group, C, K and first are multiples of VECTOR; otherwise VECTOR
+// is 1. count = pixels · K.
+extern "C" __global__ void select_channels(const Number* x, Number* y, int x_channels,
+                                           int y_channels, int first, int groups, int count) {
+    wait_for_previous_kernel();
+    int i;
+    if (!vector_index(count, i)) return;
+    const int vectors = y_channels / VECTOR, pixel = i / vectors, c = i % vectors * VECTOR;
+    const int from = first + c % groups * (y_channels / groups) + c / groups;
+    Vector<Number> values = {};
+    if (from >= 0 && from < x_channels) values = load_vector(x, (pixel * x_channels + from) / VECTOR);
+    reinterpret_cast<Vector<Number>*>(y)[i] = values;
 }
 
 // y[n, c] = mean of x[n, :, c]; x (samples, pixels, C), y (samples, C). Block (n, column) adds the

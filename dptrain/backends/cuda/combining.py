@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from dptrain.backends.cuda.channels import ChannelLaunch
-from dptrain.backends.cuda.device.device import Array
+from dptrain.backends.cuda.device.device import Array, Function
 from dptrain.backends.cuda.device.launching import launch
 from dptrain.backends.cuda.operation import Operation, SingleLayerOperation, vector_width
 from dptrain.backends.cuda.replica import CudaReplica
+from dptrain.backends.products import OTHER, product_needs
 from dptrain.backends.replica import Context, GradientAddition, Kernel
 from dptrain.network.activations import ReLU
-from dptrain.network.combining import Add, Concatenate, GlobalAveragePool2d
+from dptrain.network.channels import ChannelLayer, Selection
+from dptrain.network.combining import Add, Concatenate, GlobalAveragePool2d, Multiply
 from dptrain.plan.lowering import Access, Group, GroupNeeds, Phase, Setting, input_name
 
 
@@ -80,6 +83,62 @@ class AddOperation(Operation[Add]):
         return _sequence(stages)
 
 
+class MultiplyOperation(Operation[Multiply]):
+    """Product of two inputs, one of which may be a gate of one pixel or one channel."""
+
+    @classmethod
+    def needs(cls, group: Group, setting: Setting) -> GroupNeeds:
+        return product_needs(group)
+
+    def forward(self) -> Kernel:
+        """Return the stage that writes y."""
+        return self._product("x", "x2", "y")
+
+    def backward(self) -> Kernel:
+        """Return the stage that writes the gradients of the inputs."""
+        return _sequence([self._gradient(local) for local in self.group.gradients])
+
+    def _gradient(self, local: str) -> Kernel:
+        """Return the stage that writes the gradient of an input."""
+        own, whole, other = self.arrays[local], self.arrays["dy"], self.arrays[OTHER[local]]
+        if own.shape == whole.shape:
+            return self._product("dy", OTHER[local], local)
+        pixels, channels = math.prod(whole.shape[1:-1]), whole.shape[-1]
+        if own.shape[-1] == channels:
+            sums = ChannelLaunch.of(channels, self.setting, sums=True)
+            function = sums.function(self, "combining.cu", "sum_products_of_pixels")
+            arguments = whole, other, own, np.int32(pixels), np.int32(channels)
+            return _launch_samples(function, sums, arguments)
+        function = self.function(
+            "combining.cu", "sum_products_of_channels", VECTOR=self.vector_width(channels)
+        )
+
+        def run(context: Context) -> None:
+            count = context.n * pixels
+            launch(function, 32 * count, whole, other, own, np.int32(channels), np.int32(count))
+
+        return run
+
+    def _product(self, one: str, two: str, result: str) -> Kernel:
+        """Return the stage that writes a product, of which either factor may be a gate."""
+        if self.arrays[one].shape != self.arrays[result].shape:
+            one, two = two, one
+        x, factor = self.arrays[one], self.arrays[two]
+        channels = x.shape[-1]
+        width = self.vector_width(channels)
+        repeats = math.prod(x.shape[1:-1]) // math.prod(factor.shape[1:-1])
+        gate = int(factor.shape[-1] != channels)
+        function = self.function("combining.cu", "multiply", VECTOR=width, CHANNEL_GATE=gate)
+        arguments = x, factor, self.arrays[result], np.int32(channels), np.int32(repeats)
+        size = math.prod(x.shape[1:])
+
+        def run(context: Context) -> None:
+            count = context.n * size
+            launch(function, count // width, *arguments, np.int32(count))
+
+        return run
+
+
 class ConcatenateOperation(Operation[Concatenate]):
     """Channels of all inputs, one after another."""
 
@@ -130,6 +189,32 @@ class ConcatenateOperation(Operation[Concatenate]):
         return run
 
 
+class ChannelSelectionOperation(SingleLayerOperation[ChannelLayer]):
+    """Channels of x, at other positions."""
+
+    def forward(self) -> Kernel:
+        return self._stage("x", "y", self.layer.selection(self.arrays["x"].shape[-1]))
+
+    def backward(self) -> Kernel:
+        return self._stage("dy", "dx", self.layer.transposed(self.arrays["dx"].shape[-1]))
+
+    def _stage(self, source: str, target: str, selection: Selection) -> Kernel:
+        x, y = self.arrays[source], self.arrays[target]
+        sizes = x.shape[-1], y.shape[-1]
+        # Vectors of a permutation are no vectors of the input.
+        common = math.gcd(*sizes, selection.first) if selection.groups == 1 else 1
+        width = self.vector_width(common)
+        function = self.function("combining.cu", "select_channels", VECTOR=width)
+        arguments = x, y, *map(np.int32, (*sizes, *selection))
+        size = math.prod(y.shape[1:])
+
+        def run(context: Context) -> None:
+            count = context.n * size
+            launch(function, count // width, *arguments, np.int32(count))
+
+        return run
+
+
 class GlobalAveragePoolOperation(SingleLayerOperation[GlobalAveragePool2d]):
     """Mean of each map over all pixels."""
 
@@ -138,13 +223,7 @@ class GlobalAveragePoolOperation(SingleLayerOperation[GlobalAveragePool2d]):
         layout = ChannelLaunch.of(channels, self.setting, sums=True)
         function = layout.function(self, "combining.cu", "global_average_pool_forward")
         arguments = self.arrays["x"], self.arrays["y"], np.int32(pixels), np.int32(channels)
-
-        def run(context: Context) -> None:
-            if context.n:
-                grid = context.n, layout.columns, 1
-                function(grid, (layout.threads, 1, 1), arguments)
-
-        return run
+        return _launch_samples(function, layout, arguments)
 
     def backward(self) -> Kernel:
         channels, pixels = self._sizes()
@@ -162,6 +241,16 @@ class GlobalAveragePoolOperation(SingleLayerOperation[GlobalAveragePool2d]):
         """Return channels, and pixels of a sample."""
         channels, *sides = self.group.head.input_maps
         return channels, math.prod(sides)
+
+
+def _launch_samples(function: Function, layout: ChannelLaunch, arguments: Sequence[Any]) -> Kernel:
+    """Return the stage that launches a block for each sample and each column of channels."""
+
+    def run(context: Context) -> None:
+        if context.n:
+            function((context.n, layout.columns, 1), (layout.threads, 1, 1), arguments)
+
+    return run
 
 
 def _inputs(group: Group) -> tuple[str, ...]:

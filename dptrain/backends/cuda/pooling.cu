@@ -134,17 +134,17 @@ extern "C" __global__ void max_pool2d_backward(const Number* __restrict__ dy,
     });
 }
 
-// Weight of a window: 1, or for average pooling 1 / (number of its elements inside the map).
-__device__ inline float window_weight(const Geometry& g, int p, int q, int average) {
-    if (!average) return 1.0f;
+// Weight of the sum of a window: `factor`, or for 0, 1 / (number of its elements inside the map).
+__device__ inline float window_weight(const Geometry& g, int p, int q, float factor) {
+    if (factor > 0.0f) return factor;
     const int row = p * g.stride_h - g.pad_top, column = q * g.stride_w - g.pad_left;
     const int rows = min(row + g.r, g.height) - max(row, 0);
     const int columns = min(column + g.s, g.width) - max(column, 0);
     return 1.0f / float(rows * columns);
 }
 
-// x (samples, H, W, C), y (samples, Ho, Wo, C); average pooling if `average` is not 0.
-extern "C" __global__ void sum_pool2d_forward(const Number* x, Number* y, int average, int samples,
+// x (samples, H, W, C), y (samples, Ho, Wo, C); sums times window_weight.
+extern "C" __global__ void sum_pool2d_forward(const Number* x, Number* y, float factor, int samples,
                                               GEOMETRY_PARAMETERS) {
     wait_for_previous_kernel();
     const Geometry g = GEOMETRY_ARGUMENTS;
@@ -157,15 +157,15 @@ extern "C" __global__ void sum_pool2d_forward(const Number* x, Number* y, int av
         const Floats values = at(row, column);
         for (int k = 0; k < VECTOR; ++k) sum.at[k] += inside ? values.at[k] : 0.0f;
     });
-    const float factor = window_weight(g, to.row, to.column, average);
-    for (float& value : sum.at) value *= factor;
+    const float weight = window_weight(g, to.row, to.column, factor);
+    for (float& value : sum.at) value *= weight;
     store(y, i, sum);
 }
 
 // dx = Σ dy · weight over the windows that cover this element. dy (samples, Ho, Wo, C), dx
 // (samples, H, W, C).
 extern "C" __global__ void sum_pool2d_backward(const Number* __restrict__ dy,
-                                               Number* __restrict__ dx, int average, int samples,
+                                               Number* __restrict__ dx, float factor, int samples,
                                                GEOMETRY_PARAMETERS) {
     wait_for_previous_kernel();
     const Geometry g = GEOMETRY_ARGUMENTS;
@@ -178,9 +178,9 @@ extern "C" __global__ void sum_pool2d_backward(const Number* __restrict__ dy,
             g, cell.row, cell.column, a, b, [&](int row, int column, int element) {
                 const int window = (cell.sample * g.out_height + row) * g.out_width + column;
                 const Floats gradient = load(dy, window * vectors + cell.channel);
-                const float factor = window_weight(g, row, column, average);
+                const float weight = window_weight(g, row, column, factor);
                 for (int k = 0; k < VECTOR; ++k)
-                    sum.at[k] += element >= 0 ? factor * gradient.at[k] : 0.0f;
+                    sum.at[k] += element >= 0 ? weight * gradient.at[k] : 0.0f;
             });
         return sum;
     });

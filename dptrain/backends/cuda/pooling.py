@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from dptrain.backends.cuda.device.device import Function
 from dptrain.backends.cuda.device.launching import launch
 from dptrain.backends.cuda.geometry import geometry, geometry_defines
 from dptrain.backends.cuda.operation import Operation, SingleLayerOperation
+from dptrain.backends.pooling import sum_factor
 from dptrain.backends.replica import Context, Kernel
 from dptrain.network.layers import MaxPool2d, Pool2d
 from dptrain.network.network import Node
@@ -104,20 +105,16 @@ class MaxPoolOperation(SingleLayerOperation[MaxPool2d]):
 
 
 class SumPoolOperation(SingleLayerOperation[Pool2d]):
-    """Sum of each window."""
-
-    average: ClassVar[bool] = False
+    """Sum or mean of each window."""
 
     def forward(self) -> Kernel:
         a, pooling = self.arrays, PoolingKernels(self, self.group.head)
-        return pooling.forward("sum_pool2d_forward", a["x"], a["y"], np.int32(self.average))
+        return pooling.forward(
+            "sum_pool2d_forward", a["x"], a["y"], np.float32(sum_factor(self.layer))
+        )
 
     def backward(self) -> Kernel:
         a, pooling = self.arrays, PoolingKernels(self, self.group.head)
-        return pooling.backward("sum_pool2d_backward", a["dy"], a["dx"], np.int32(self.average))
-
-
-class AveragePoolOperation(SumPoolOperation):
-    """Mean of the elements of each window that are inside the input; padding is not counted."""
-
-    average: ClassVar[bool] = True
+        return pooling.backward(
+            "sum_pool2d_backward", a["dy"], a["dx"], np.float32(sum_factor(self.layer))
+        )

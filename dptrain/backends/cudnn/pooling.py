@@ -24,6 +24,8 @@ def pools(node: Node) -> bool:
     if type(node.layer) not in MODES:
         return False
     layer = node.layer_of(Pool2d)
+    if isinstance(layer, AveragePool2d) and layer.count_padding:
+        return False
     symmetric = all(before == after for before, after in layer.pads(node.input_shape))
     return symmetric and max(layer.windows) <= MAX_WINDOW
 

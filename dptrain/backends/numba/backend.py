@@ -51,7 +51,8 @@ from dptrain.native.compilation import compile_requested, progress
 from dptrain.native.threads import Launch, ThreadPool
 from dptrain.network.activations import ReLU
 from dptrain.network.biases import BiasAdd
-from dptrain.network.combining import Add, Concatenate, GlobalAveragePool2d
+from dptrain.network.channels import ChannelShuffle, ChannelSlice
+from dptrain.network.combining import Add, Concatenate, GlobalAveragePool2d, Multiply
 from dptrain.network.elementwise import Activation
 from dptrain.network.layers import (
     AveragePool2d,
@@ -88,7 +89,7 @@ OPERATIONS: Mapping[type[Layer], type[Operation[Any]]] = {
     Conv2d: Convolution,
     Dense: FullyConnected,
     MaxPool2d: operations.MaxPooling,
-    AveragePool2d: operations.AveragePooling,
+    AveragePool2d: operations.SumPooling,
     SumPool2d: operations.SumPooling,
     Flatten: operations.Alias,
     Activation: operations.ActivationOperation,
@@ -101,6 +102,9 @@ OPERATIONS: Mapping[type[Layer], type[Operation[Any]]] = {
     LayerNorm: sample_norm_operations.LayerNormalization,
     Add: graph_operations.Addition,
     Concatenate: graph_operations.Concatenation,
+    Multiply: graph_operations.Multiplication,
+    ChannelSlice: graph_operations.ChannelSelection,
+    ChannelShuffle: graph_operations.ChannelSelection,
     GlobalAveragePool2d: graph_operations.GlobalAverage,
 }
 """The operation of a group of layers, by the type of its first layer."""

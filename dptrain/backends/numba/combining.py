@@ -1,4 +1,4 @@
-"""Sums and concatenations of maps, and the mean over all pixels."""
+"""Sums, products and concatenations of maps, and the mean over all pixels."""
 
 from __future__ import annotations
 
@@ -29,6 +29,48 @@ def add(items: Items, x: Array, x2: Array, y: Array, relu: bool) -> None:
 
 
 @kernel
+def multiply(items: Items, x: Array, factor: Array, y: Array, repeats: int) -> None:
+    """y = x · factor for x and y (pixels, C); items are pixels.
+
+    Row p of x is multiplied by row p // repeats of factor (rows, C) or (rows, 1).
+    """
+    channels = np.uintp(x.shape[1])
+    for pixel in range(np.uintp(items.start), np.uintp(items.stop)):
+        row, target, factors = x[pixel], y[pixel], factor[pixel // np.uintp(repeats)]
+        if len(factors) == len(row):
+            for c in range(channels):
+                target[c] = row[c] * factors[c]
+        else:
+            scale = factors[0]
+            for c in range(channels):
+                target[c] = row[c] * scale
+
+
+@kernel
+def sum_products_of_pixels(items: Items, x: Array, x2: Array, y: Array) -> None:
+    """y (N, C) = sum over the pixels of x · x2, both (N, H·W, C); items are samples."""
+    channels = np.uintp(x.shape[2])
+    for n in range(items.start, items.stop):
+        total = y[n]
+        for c in range(channels):
+            total[c] = 0.0
+        for p in range(x.shape[1]):
+            row, other = x[n, p], x2[n, p]
+            for c in range(channels):
+                total[c] += row[c] * other[c]
+
+
+@kernel
+def sum_products_of_channels(items: Items, x: Array, x2: Array, y: Array) -> None:
+    """y (pixels,) = sum over the channels of x · x2, both (pixels, C); items are pixels."""
+    for pixel in range(items.start, items.stop):
+        total, row, other = np.float32(0.0), x[pixel], x2[pixel]
+        for c in range(len(row)):
+            total += row[c] * other[c]
+        y[pixel] = total
+
+
+@kernel
 def copy_channels(
     items: Items,
     source: Array, source_channel: int, target: Array, target_channel: int, channels: int,
@@ -40,6 +82,27 @@ def copy_channels(
             source_flat, pixel * source.shape[1] + source_channel,
             target_flat, pixel * target.shape[1] + target_channel, channels,
         )  # fmt: skip
+
+
+@kernel
+def select_channels(items: Items, x: Array, y: Array, first: int, groups: int) -> None:
+    """y (pixels, K) = channels of x (pixels, C); items are pixels.
+
+    Channel g + i · groups of y is channel first + g · K / groups + i of x, or 0 if there is none.
+    """
+    size = y.shape[1] // groups
+    for pixel in range(items.start, items.stop):
+        row, target = x[pixel], y[pixel]
+        for g in range(groups):
+            start = first + g * size
+            before = min(max(-start, 0), size)
+            after = max(min(len(row) - start, size), before)
+            for i in range(before):
+                target[i * groups + g] = 0.0
+            for i in range(before, after):
+                target[i * groups + g] = row[start + i]
+            for i in range(after, size):
+                target[i * groups + g] = 0.0
 
 
 @kernel

@@ -10,10 +10,12 @@ from numpy.typing import NDArray
 from dptrain.backends.numba import combining, elementwise
 from dptrain.backends.numba.operations import GRAIN, Operation, each, grain_of
 from dptrain.backends.numba.programs import StageKernel, joined
+from dptrain.backends.products import OTHER, product_needs
 from dptrain.backends.replica import GradientAddition
 from dptrain.native.threads import ThreadPool
 from dptrain.network.activations import ReLU
-from dptrain.network.combining import Add, Concatenate, GlobalAveragePool2d
+from dptrain.network.channels import ChannelLayer, Selection
+from dptrain.network.combining import Add, Concatenate, GlobalAveragePool2d, Multiply
 from dptrain.plan.lowering import Access, Group, GroupNeeds, Phase, Setting, input_name
 
 
@@ -40,6 +42,47 @@ class Addition(Operation[Add]):
             stages.append(each(bound, self.size))
             total = y
         return joined(*stages)
+
+
+class Multiplication(Operation[Multiply]):
+    """y = x · x2; an input of one pixel or one channel is a gate."""
+
+    @classmethod
+    def needs(cls, group: Group, setting: Setting) -> GroupNeeds:
+        return product_needs(group)
+
+    def forward(self) -> StageKernel:
+        """Return the stage that writes y."""
+        return self._product("x", "x2", "y")
+
+    def backward(self) -> StageKernel:
+        """Return the stage that writes the gradients of the inputs."""
+        return joined(*(self._gradient(local) for local in self.group.gradients))
+
+    def _gradient(self, local: str) -> StageKernel:
+        """Return the stage that writes the gradient of an input."""
+        own, whole, other = self.arrays[local], self.arrays["dy"], OTHER[local]
+        if own.shape == whole.shape:
+            return self._product("dy", other, local)
+        if own.shape[-1] == whole.shape[-1]:
+            maps = [a.reshape(len(a), -1, a.shape[-1]) for a in (whole, self.arrays[other])]
+            grain = grain_of(whole[0].size)
+            kernel = combining.sum_products_of_pixels
+            return each(self.thread_pool.bind(kernel, *maps, self.rows(local), grain=grain), 1)
+        pixels = self.pixels("dy"), self.pixels(other), self.flat(local)
+        grain = grain_of(whole.shape[-1])
+        bound = self.thread_pool.bind(combining.sum_products_of_channels, *pixels, grain=grain)
+        return each(bound, own[0].size)
+
+    def _product(self, one: str, two: str, result: str) -> StageKernel:
+        """Return the stage that writes a product, of which either factor may be a gate."""
+        if self.arrays[one].shape != self.arrays[result].shape:
+            one, two = two, one
+        whole, factor = self.pixels(one), self.pixels(two)
+        bind, grain = self.thread_pool.bind, grain_of(whole.shape[1])
+        repeats = len(whole) // len(factor)
+        bound = bind(combining.multiply, whole, factor, self.pixels(result), repeats, grain=grain)
+        return each(bound, len(whole) // len(self.arrays[one]))
 
 
 class Concatenation(Operation[Concatenate]):
@@ -76,6 +119,31 @@ class Concatenation(Operation[Concatenate]):
                 stages.append(each(launch, height * width))
             first += channels
         return joined(*stages)
+
+
+class ChannelSelection(Operation[ChannelLayer]):
+    """Channels of x, at other positions."""
+
+    @classmethod
+    def needs(cls, group: Group, setting: Setting) -> GroupNeeds:
+        phases = {Phase.FORWARD: Access(("x",), ("y",))}
+        if group.gradients:
+            phases[Phase.BACKWARD] = Access(("dy",), ("dx",))
+        return GroupNeeds(phases)
+
+    def forward(self) -> StageKernel:
+        """Return the stage that writes y."""
+        return self._stage("x", "y", self.layer.selection(self.arrays["x"].shape[-1]))
+
+    def backward(self) -> StageKernel:
+        """Return the stage that writes dx."""
+        return self._stage("dy", "dx", self.layer.transposed(self.arrays["dx"].shape[-1]))
+
+    def _stage(self, source: str, target: str, selection: Selection) -> StageKernel:
+        x, y = self.pixels(source), self.pixels(target)
+        bind, grain = self.thread_pool.bind, grain_of(y.shape[1])
+        bound = bind(combining.select_channels, x, y, *selection, grain=grain)
+        return each(bound, len(y) // len(self.arrays[target]))
 
 
 class GlobalAverage(Operation[GlobalAveragePool2d]):

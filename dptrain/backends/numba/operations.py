@@ -20,6 +20,7 @@ from dptrain.backends.numba.normalization import normalization
 from dptrain.backends.numba.pooling import pooling
 from dptrain.backends.numba.programs import StageKernel, joined
 from dptrain.backends.numba.reduction import GradientSlots
+from dptrain.backends.pooling import sum_factor
 from dptrain.backends.replica import Arrays, Context, Replica, SumStatistics
 from dptrain.native.jit import Kernel
 from dptrain.native.threads import Launch, ThreadPool
@@ -333,23 +334,25 @@ class MaxPooling(_Pooling):
 
 
 class SumPooling(_Pooling):
-    """Sum of each window."""
-
-    average: ClassVar[bool] = False
+    """Sum or mean of each window."""
 
     def forward(self) -> StageKernel:
-        operands = self.arrays["x"], self.arrays["y"], pool_of(self.group.head), self.average
+        operands = (
+            self.arrays["x"],
+            self.arrays["y"],
+            pool_of(self.group.head),
+            sum_factor(self.layer),
+        )
         return self.rows_stage(pooling.sum_forward, "y", *operands)
 
     def backward(self) -> StageKernel:
-        operands = self.arrays["dy"], self.arrays["dx"], pool_of(self.group.head), self.average
+        operands = (
+            self.arrays["dy"],
+            self.arrays["dx"],
+            pool_of(self.group.head),
+            sum_factor(self.layer),
+        )
         return self.rows_stage(pooling.sum_backward, "dx", *operands)
-
-
-class AveragePooling(SumPooling):
-    """Mean of each window over the elements inside the map."""
-
-    average: ClassVar[bool] = True
 
 
 class ResponseNorm(_Single[LocalResponseNorm]):

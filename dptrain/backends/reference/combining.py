@@ -8,9 +8,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dptrain.backends.products import OTHER, product_needs
 from dptrain.backends.reference.operation import Operation
 from dptrain.backends.replica import Context
-from dptrain.network.combining import Add, Concatenate
+from dptrain.network.channels import ChannelLayer, Selection
+from dptrain.network.combining import Add, Concatenate, Multiply
 from dptrain.network.network import Node
 from dptrain.plan.lowering import Access, Group, GroupNeeds, Phase, Setting, input_name
 
@@ -35,6 +37,45 @@ class Addition(Operation[Add]):
         for name in others:
             total += a[name][:n]
         a["y"][:n] = total
+
+
+class Multiplication(Operation[Multiply]):
+    """y = x · x2. Each input receives dy times the other, summed where it is a gate."""
+
+    @classmethod
+    def needs(cls, group: Group, setting: Setting) -> GroupNeeds:
+        return product_needs(group)
+
+    def forward(self, context: Context) -> None:
+        a, n = self.arrays, context.n
+        np.multiply(a["x"][:n], a["x2"][:n], out=a["y"][:n])
+
+    def backward(self, context: Context) -> None:
+        a, n = self.arrays, context.n
+        for gradient in self.group.gradients:
+            product, d = a["dy"][:n] * a[OTHER[gradient]][:n], a[gradient][:n]
+            pairs = zip(product.shape, d.shape, strict=True)
+            repeated = tuple(axis for axis, (whole, own) in enumerate(pairs) if whole != own)
+            d[:] = product.sum(axis=repeated, keepdims=True)
+
+
+class ChannelSelection(Operation[ChannelLayer]):
+    """Channels of x, at other positions. A channel of x that y does not have receives 0."""
+
+    def _select(self, x: NDArray[Any], y: NDArray[Any], selection: Selection) -> None:
+        channels, groups = y.shape[1], selection.groups
+        c = np.arange(channels)
+        source = selection.first + c % groups * (channels // groups) + c // groups
+        exists = (source >= 0) & (source < x.shape[1])
+        y[:, exists], y[:, ~exists] = x[:, source[exists]], 0.0
+
+    def forward(self, context: Context) -> None:
+        a, n = self.arrays, context.n
+        self._select(a["x"][:n], a["y"][:n], self.layer.selection(a["x"].shape[1]))
+
+    def backward(self, context: Context) -> None:
+        a, n = self.arrays, context.n
+        self._select(a["dy"][:n], a["dx"][:n], self.layer.transposed(a["dx"].shape[1]))
 
 
 class Concatenation(Operation[Concatenate]):

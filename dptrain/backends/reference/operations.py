@@ -11,7 +11,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from dptrain.backends.reference.activations import ActivationOperation
-from dptrain.backends.reference.combining import Addition, Concatenation
+from dptrain.backends.reference.combining import (
+    Addition,
+    ChannelSelection,
+    Concatenation,
+    Multiplication,
+)
 from dptrain.backends.reference.convolution import Convolution
 from dptrain.backends.reference.dense import BiasAddition, FullyConnected
 from dptrain.backends.reference.dropout import Drop
@@ -30,7 +35,8 @@ from dptrain.backends.reference.pooling import (
     SumPooling,
 )
 from dptrain.network.biases import BiasAdd
-from dptrain.network.combining import Add, Concatenate, GlobalAveragePool2d
+from dptrain.network.channels import ChannelShuffle, ChannelSlice
+from dptrain.network.combining import Add, Concatenate, GlobalAveragePool2d, Multiply
 from dptrain.network.elementwise import Activation
 from dptrain.network.layers import (
     AveragePool2d,
@@ -64,6 +70,9 @@ OPERATIONS: Mapping[type[Layer], type[Operation[Any]]] = {
     LocalResponseNorm: ResponseNorm,
     Add: Addition,
     Concatenate: Concatenation,
+    Multiply: Multiplication,
+    ChannelSlice: ChannelSelection,
+    ChannelShuffle: ChannelSelection,
 }
 
 

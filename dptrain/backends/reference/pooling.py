@@ -13,7 +13,7 @@ from dptrain.backends.reference.operation import Operation
 from dptrain.backends.reference.windows import pad, scatter_windows, windows_of
 from dptrain.backends.replica import Context
 from dptrain.network.combining import GlobalAveragePool2d
-from dptrain.network.layers import MaxPool2d, Pool2d
+from dptrain.network.layers import AveragePool2d, MaxPool2d, Pool2d, SumPool2d
 
 P = TypeVar("P", bound=Pool2d)
 
@@ -55,8 +55,8 @@ class MaxPooling(_Pooling[MaxPool2d]):
         self.scatter(chosen * a["dy"][:n, ..., None], n)
 
 
-class SumPooling(_Pooling[Pool2d]):
-    """Sum pooling. Every element of a window receives the window's gradient."""
+class _WeightedPooling(_Pooling[P]):
+    """Weighted sums. Every element of a window receives the window's gradient."""
 
     def _weight(self) -> NDArray[Any]:
         """Return the factors (1, 1, Ho, Wo, 1) of the sums."""
@@ -73,10 +73,16 @@ class SumPooling(_Pooling[Pool2d]):
         self.scatter(np.broadcast_to(dy, (*dy.shape[:4], math.prod(self.layer.windows))), n)
 
 
-class AveragePooling(SumPooling):
-    """Average pooling: the sum divided by the number of elements inside the map."""
+class SumPooling(_WeightedPooling[SumPool2d]):
+    """Sum pooling."""
+
+
+class AveragePooling(_WeightedPooling[AveragePool2d]):
+    """Average pooling: the sum divided by the number of elements inside the map, or of all."""
 
     def _weight(self) -> NDArray[Any]:
+        if self.layer.count_padding:
+            return np.full((1, 1, 1, 1, 1), 1.0 / math.prod(self.layer.windows))
         inside = self.windows(np.ones((1, *self.node.input_shape)), 0.0)[:, :1]
         return np.asarray(1.0 / inside.sum(axis=-1, keepdims=True))
 

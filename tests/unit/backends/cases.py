@@ -23,6 +23,8 @@ from dptrain.network import (
     GELU,
     AveragePool2d,
     BatchNorm2d,
+    ChannelShuffle,
+    ChannelSlice,
     Conv2d,
     Dense,
     Dropout,
@@ -36,6 +38,7 @@ from dptrain.network import (
     Loss,
     MaxPool2d,
     MeanSquaredError,
+    Multiply,
     Network,
     ReLU,
     Shape,
@@ -52,7 +55,8 @@ from dptrain.network.elementwise import Activation
 FEATURES: dict[type[Layer], str] = {
     layer: layer.kind
     for layer in (
-        *ACTIVATIONS.values(), GlobalAveragePool2d, BatchNorm2d, GroupNorm, LayerNorm,
+        *ACTIVATIONS.values(), GlobalAveragePool2d, BatchNorm2d, GroupNorm, LayerNorm, Multiply,
+        ChannelSlice, ChannelShuffle,
     )
     if layer not in (ReLU, Sigmoid)
 }  # fmt: skip
@@ -237,10 +241,27 @@ def _poolings() -> list[Case]:
         ("4x5/2, two around", (1, 3, 7, 6), {"window": (4, 5), "stride": 2, "padding": 2}),
         ("5/1, same", (2, 2, 6, 7), {"window": 5, "stride": 1, "padding": "same"}),
     ]
+    up = {"rounding": "ceil"}
+    table += [
+        ("3/2, rounded up", (2, 3, 6, 8), {"window": 3, "stride": 2, **up}),
+        ("2x3/2, rounded up, one more column", (1, 4, 6, 8), {"window": (2, 3), "stride": 2, **up}),
+        ("3/2, one around, rounded up", (1, 2, 6, 7),
+         {"window": 3, "stride": 2, "padding": 1, **up}),
+        ("2/3, one around, no window in the padding", (1, 2, 5, 6),
+         {"window": 2, "stride": 3, "padding": 1, **up}),
+        ("5/3, larger than the map", (2, 2, 4, 5), {"window": 5, "stride": 3, **up}),
+    ]  # fmt: skip
+    counted = [
+        ("3/1, one around, counted", (2, 4, 5, 3), {"window": 3, "stride": 1, "padding": 1}),
+        ("3x2/2, same, counted", (1, 3, 7, 6), {"window": (3, 2), "stride": 2, "padding": "same"}),
+    ]
     return [
         behind_maps(f"{kind.kind}: {name}", shape, [kind(**options)])
         for kind in (MaxPool2d, AveragePool2d, SumPool2d)
         for name, shape, options in table
+    ] + [
+        behind_maps(f"avgpool: {name}", shape, [AveragePool2d(**options, count_padding=True)])
+        for name, shape, options in counted
     ]
 
 
@@ -315,6 +336,21 @@ def _global_pooling() -> list[Case]:
         behind_maps(f"globalavgpool: {name}", shape, [GlobalAveragePool2d()])
         for name, shape in shapes.items()
     ]
+
+
+def _channels() -> list[Case]:
+    table: list[tuple[str, tuple[int, int, int, int], Layer]] = [
+        ("first of primes", (2, 7, 3, 5), ChannelSlice(0, 3)),
+        ("last of primes", (2, 7, 3, 5), ChannelSlice(5, 7)),
+        ("all", (1, 3, 2, 2), ChannelSlice(0, 3)),
+        ("vectors", (2, 24, 2, 3), ChannelSlice(8, 16)),
+        ("from 8 to 15", (1, 16, 3, 2), ChannelSlice(8, 15)),
+        ("one channel", (3, 1, 1, 2), ChannelShuffle(1)),
+        ("2 groups of 4", (2, 8, 3, 5), ChannelShuffle(2)),
+        ("3 groups of 5", (1, 15, 2, 3), ChannelShuffle(3)),
+        ("16 groups of 2", (2, 32, 2, 2), ChannelShuffle(16)),
+    ]
+    return [behind_maps(f"{layer.kind}: {name}", shape, [layer]) for name, shape, layer in table]
 
 
 def _dense() -> list[Case]:
@@ -417,5 +453,5 @@ def _stacks() -> list[Case]:
 
 CASES = (
     *_convolutions(), *_poolings(), *_elementwise(), *_normalizations(), *_global_pooling(),
-    *_dense(), *_losses(), *_stacks(),
+    *_channels(), *_dense(), *_losses(), *_stacks(),
 )  # fmt: skip

@@ -13,6 +13,8 @@ from dptrain.network import (
     GELU,
     Add,
     BatchNorm2d,
+    ChannelShuffle,
+    ChannelSlice,
     Concatenate,
     Conv2d,
     Dense,
@@ -22,6 +24,7 @@ from dptrain.network import (
     GroupNorm,
     MaxPool2d,
     MeanSquaredError,
+    Multiply,
     Network,
     NodeSpec,
     ReLU,
@@ -190,6 +193,89 @@ def _branches() -> list[Case]:
     ]  # fmt: skip
 
 
+def _splits() -> list[Case]:
+    parts = [
+        NodeSpec(ChannelSlice(0, 2), "a", (START,)),
+        NodeSpec(ChannelSlice(2, 6), "b", (START,)),
+    ]
+    return [
+        graph_case(
+            "as in shufflenet",
+            (2, 6, 3, 4),
+            [
+                *parts, NodeSpec(Conv2d(4, 3), "c", ("b",)), NodeSpec(ReLU(), "rc"),
+                NodeSpec(Concatenate(), "all", ("a", "rc")), NodeSpec(ChannelShuffle(2)),
+            ],
+        ),
+        graph_case(
+            "parts that overlap, multiplied",
+            (1, 6, 2, 3),
+            [
+                NodeSpec(ChannelSlice(0, 4), "a", (START,)), NodeSpec(Sigmoid(), "gate"),
+                NodeSpec(ChannelSlice(2, 6), "b", (START,)),
+                NodeSpec(Multiply(), None, ("gate", "b")),
+            ],
+        ),
+    ]  # fmt: skip
+
+
+def _products() -> list[Case]:
+    squeeze = [
+        NodeSpec(GlobalAveragePool2d(), "mean", (START,)), NodeSpec(Conv2d(2, 1)), NodeSpec(ReLU()),
+    ]  # fmt: skip
+    gate = [*squeeze, NodeSpec(Conv2d(5, 1)), NodeSpec(Sigmoid(), "gate")]
+    pixels = [NodeSpec(Conv2d(1, 3), None, (START,)), NodeSpec(Tanh(), "gate")]
+    wide = [NodeSpec(Conv2d(8, 1), None, ("mean",)), NodeSpec(Sigmoid(), "gate")]
+    return [
+        graph_case(
+            "squeeze and excitation",
+            (2, 5, 3, 4),
+            [*gate, NodeSpec(Multiply(), None, (START, "gate"))],
+        ),
+        graph_case(
+            "squeeze and excitation of 8 channels, gate first",
+            (3, 8, 2, 5),
+            [squeeze[0], *wide, NodeSpec(Multiply(), None, ("gate", START)), NodeSpec(ReLU())],
+        ),
+        graph_case(
+            "a gate of pixels",
+            (2, 3, 5, 4),
+            [*pixels, NodeSpec(Multiply(), None, (START, "gate"))],
+        ),
+        graph_case(
+            "a gate of pixels for 8 channels, gate first",
+            (1, 8, 3, 3),
+            [*pixels, NodeSpec(Multiply(), None, ("gate", START))],
+        ),
+        graph_case(
+            "a product of branches",
+            (2, 3, 4, 3),
+            [
+                NodeSpec(Conv2d(4, 3), "a", (START,)), NodeSpec(Conv2d(4, 1), "b", (START,)),
+                NodeSpec(Multiply(), None, ("a", "b")),
+            ],
+        ),
+        graph_case(
+            "the square of a tensor",
+            (2, 4, 1, 3),
+            [NodeSpec(Multiply(), "square", (START, START)), NodeSpec(Conv2d(2, 1))],
+        ),
+        graph_case(
+            "a product of vectors that come from maps",
+            (3, 4, 2, 2),
+            [
+                NodeSpec(Flatten(), "one", (START,)), NodeSpec(Sigmoid(), "two"),
+                NodeSpec(Multiply(), None, ("one", "two")), NodeSpec(Dense(3)),
+            ],
+        ),
+        graph_case(
+            "one channel and one pixel",
+            (2, 1, 1, 1),
+            [NodeSpec(Sigmoid(), "a", (START,)), NodeSpec(Multiply(), None, (START, "a"))],
+        ),
+    ]  # fmt: skip
+
+
 def _readers_of_the_input() -> list[Case]:
     """Networks in which several layers read the input, which has no gradient.
 
@@ -223,6 +309,14 @@ def _readers_of_the_input() -> list[Case]:
             ],
         ),
         graph_case(
+            "the input multiplied by a gate",
+            (1, 6, 2, 3),
+            [
+                NodeSpec(GlobalAveragePool2d(), "mean", (START,)), NodeSpec(Sigmoid(), "gate"),
+                NodeSpec(Multiply(), None, (INPUT, "gate")), NodeSpec(Conv2d(3, 3)),
+            ],
+        ),
+        graph_case(
             "four readers of the input",
             (1, 6, 2, 3),
             [
@@ -245,4 +339,11 @@ def _functions() -> Case:
     return graph_case("all functions", (1, 3, 2, 5), [*nodes, *joined])
 
 
-GRAPH_CASES = (*_residual_blocks(), *_branches(), *_readers_of_the_input(), _functions())
+GRAPH_CASES = (
+    *_residual_blocks(),
+    *_branches(),
+    *_products(),
+    *_splits(),
+    *_readers_of_the_input(),
+    _functions(),
+)

@@ -20,6 +20,8 @@ from dptrain.network import (
     Add,
     AveragePool2d,
     BatchNorm2d,
+    ChannelShuffle,
+    ChannelSlice,
     Concatenate,
     Conv2d,
     Dense,
@@ -30,6 +32,7 @@ from dptrain.network import (
     LayerNorm,
     LocalResponseNorm,
     MaxPool2d,
+    Multiply,
     Network,
     Node,
     SumPool2d,
@@ -103,6 +106,12 @@ def _apply(
 ) -> Tensor:
     layer, x = node.layer, inputs[0]
     weight, bias = (weights.get(f"{node.name}.{part}") for part in ("weight", "bias"))
+    if isinstance(layer, ChannelSlice):
+        return x[:, layer.start : layer.stop]
+    if isinstance(layer, ChannelShuffle):
+        return torch.nn.functional.channel_shuffle(x, layer.groups)
+    if isinstance(layer, Multiply):
+        return inputs[0] * inputs[1]
     if isinstance(layer, Add | Concatenate):
         return _combine(node, inputs)
     if isinstance(layer, Conv2d):
@@ -114,6 +123,8 @@ def _apply(
     if isinstance(layer, MaxPool2d):
         padded = _pad(x, layer.pads(node.input_shape), -torch.inf)
         return functional.max_pool2d(padded, layer.windows, layer.strides)
+    if isinstance(layer, AveragePool2d) and layer.count_padding:
+        return _sum_pool(x, layer, node) / math.prod(layer.windows)
     if isinstance(layer, AveragePool2d):
         inside = _sum_pool(torch.ones_like(x), layer, node)
         return _sum_pool(x, layer, node) / inside
@@ -392,4 +403,6 @@ def _longest_sum(node: Node, n: int) -> int:
         return math.prod(node.input_shape[1:])
     if isinstance(layer, Add):
         return layer.num_inputs
+    if isinstance(layer, Multiply):
+        return max(node.input_shape[0], math.prod(node.input_shape[1:]))
     return 2 * layer.radius + 1 if isinstance(layer, LocalResponseNorm) else 0

@@ -21,7 +21,8 @@ def test_backward_pooling_counts_cells_beyond_2_31() -> None:
     dx = np.full_like(dy, np.nan)
     geometry = ints(4, 4, 1, 4, 4, 1, 3, 3, 1, 1, 1, 1)
     _, dx = launch(
-        "pooling.cu", "sum_pool2d_backward", 2 * cells, dy, dx, *ints(0, samples), *geometry,
+        "pooling.cu", "sum_pool2d_backward", 2 * cells, dy, dx, np.float32(1.0),
+        *ints(samples), *geometry,
         block=2 * cells,
     )  # fmt: skip
     windows = np.array([2, 3, 3, 2], np.float32)

@@ -321,12 +321,12 @@ def test_sum_and_average_pooling_equal_the_reference(
     numbers, pooled = numbers_of(layer, shape)
     x, dy = kept.round(spread(3, *shape)), kept.round(spread(4, *pooled))
     y, dx = expected(layer, x, dy)
-    average, blank = np.int32(kind is AveragePool2d), np.full_like(dy, np.nan)
+    factor, blank = np.float32(kind is SumPool2d), np.full_like(dy, np.nan)
     terms = math.prod(layer.windows)
     for width in kept.vectors(shape[3]):
-        _, forward = pool("sum_pool2d_forward", kept, width, y.size, x, blank, average, *numbers)
+        _, forward = pool("sum_pool2d_forward", kept, width, y.size, x, blank, factor, *numbers)
         assert_close(forward, y, terms, kept, np.abs(y).max())
-        args = dy, np.full_like(x, np.nan), average, *numbers
+        args = dy, np.full_like(x, np.nan), factor, *numbers
         _, backward = pool("sum_pool2d_backward", kept, width, cells(layer, shape), *args)
         assert_close(backward, dx, 9, kept)
 

@@ -28,6 +28,8 @@ from dptrain.interchange.onnx_import import read_onnx
 from dptrain.network import (
     GELU,
     AveragePool2d,
+    ChannelShuffle,
+    ChannelSlice,
     Conv2d,
     Dense,
     Flatten,
@@ -36,6 +38,7 @@ from dptrain.network import (
     LayerNorm,
     MaxPool2d,
     MeanSquaredError,
+    Multiply,
     Network,
     ReLU,
     SigmoidBinaryCrossEntropy,
@@ -273,17 +276,17 @@ def test_blocks_with_channels_last(opset: int, is_own: bool, tmp_path: Path) -> 
     kinds = [type(node.layer) for node in network.nodes]
     assert kinds.count(LayerNorm) == 3
     assert kinds.count(Dense) == 1
-    assert network.num_parameters == sum(p.numel() for p in model.parameters()) + 4
+    assert network.num_parameters == sum(p.numel() for p in model.parameters())
 
 
 @pytest.mark.parametrize(
     ("steps", "message"),
     [
-        ([("Conv", ["w"], {})], "the channels are the last axis of its input"),
-        ([("LayerNormalization", ["s"], {"axis": 1})], "axis 1 of an input with 4 axes"),
+        ([("Conv", ["w"], {})], "has the channels on the last axis; expected axis 1"),
+        ([("LayerNormalization", ["s"], {"axis": 1})], "axis is 1; expected the channels, or the elements of a vector"),
         (
             [("Transpose", [], {"perm": [0, 1, 3, 2]})],
-            r"is \[0, 1, 3, 2\]; expected \[0, 3, 1, 2\]",
+            "is no layer of dptrain in this place",
         ),
     ],
 )
@@ -462,12 +465,22 @@ def test_means_with_and_without_pads(
     else:
         with pytest.raises(UserError, match="count_include_pad is 0; expected a mean with the pos"):
             read_onnx(scaled)
-    plain_mean = file_of(tmp_path, chain(mean, *ENDING))
-    if not counts_pads:
-        assert isinstance(check(plain_mean).nodes[0].layer, AveragePool2d)
-    else:
-        with pytest.raises(UserError, match="count_include_pad is 1; expected a mean without the"):
-            read_onnx(plain_mean)
+    found = check(file_of(tmp_path, chain(mean, *ENDING))).nodes[0].layer
+    assert isinstance(found, AveragePool2d)
+    assert found.count_padding == bool(counts_pads)
+
+
+@pytest.mark.parametrize("operator", ["MaxPool", "AveragePool"])
+@pytest.mark.parametrize(("window", "stride", "pad"), [(3, 2, 0), (2, 2, 0), (3, 2, 1), (2, 3, 1)])
+@pytest.mark.parametrize("size", [(8, 6), (7, 9), (2, 5)])
+def test_sizes_are_rounded_up(
+    operator: str, window: int, stride: int, pad: int, size: tuple[int, int], tmp_path: Path
+) -> None:
+    settings = {
+        "kernel_shape": [window] * 2, "strides": [stride] * 2, "pads": [pad] * 4, "ceil_mode": 1,
+    }  # fmt: skip
+    steps = chain((operator, [], settings), *ENDING)
+    check(file_of(tmp_path, steps, shape=("N", 2, *size)), (2, *size))
 
 
 @pytest.mark.parametrize("size", [-1, 0, 144])
@@ -494,6 +507,179 @@ def test_a_bias_is_the_same_for_each_sample(shape: tuple[int, ...], tmp_path: Pa
             read_onnx(path)
     else:
         check(path)
+
+
+@pytest.mark.parametrize("axes", [[2, 3], [1]])
+@pytest.mark.parametrize("is_first", [True, False])
+def test_gates_of_channels_are_products(axes: list[int], is_first: bool, tmp_path: Path) -> None:
+    """A gate of one channel follows a convolution with one filter."""
+    before = (
+        [helper.make_node("ReduceMean", ["x", "axes"], ["m"])]
+        if axes == [2, 3]
+        else [helper.make_node("Conv", ["x", "w"], ["m"])]
+    )
+    factors = ["gate", "x"] if is_first else ["x", "gate"]
+    nodes = [
+        *before, helper.make_node("Sigmoid", ["m"], ["gate"]),
+        helper.make_node("Mul", factors, ["product"]),
+        helper.make_node("Flatten", ["product"], ["y"]),
+    ]  # fmt: skip
+    constants = {"axes": np.array(axes), "w": WEIGHT[:1, :, :1, :1]}
+    assert isinstance(check(file_of(tmp_path, nodes, constants)).nodes[2].layer, Multiply)
+
+
+INT = np.int64
+
+
+@pytest.mark.parametrize("sizes", [None, [1, 4, 3]])
+@pytest.mark.parametrize("is_last", [True, False])
+def test_parts_of_a_split_are_slices(
+    sizes: list[int] | None, is_last: bool, tmp_path: Path
+) -> None:
+    """Without sizes, parts are equal, but for the last."""
+    given = {} if sizes is None else {"sizes": np.array(sizes)}
+    inputs = ["last" if is_last else "x", *given]
+    axis, count = (-1 if is_last else 1), {} if sizes else {"num_outputs": 3}
+    nodes = [
+        helper.make_node("Split", inputs, ["a", "b", "c"], axis=axis, **count),
+        helper.make_node("Concat", ["c", "a", "b"], ["all"], axis=axis),
+    ]
+    if is_last:
+        nodes.insert(0, helper.make_node("Transpose", ["x"], ["last"], perm=[0, 2, 3, 1]))
+        nodes.append(helper.make_node("Transpose", ["all"], ["maps"], perm=[0, 3, 1, 2]))
+    nodes.append(helper.make_node("Flatten", ["maps" if is_last else "all"], ["y"]))
+    network = check(file_of(tmp_path, nodes, given, ("N", 8, 2, 3)), (8, 2, 3))
+    widths = [node.layer.stop - node.layer.start for node in network.nodes
+              if isinstance(node.layer, ChannelSlice)]  # fmt: skip
+    assert sorted(widths) == sorted(sizes or [3, 3, 2])
+
+
+@pytest.mark.parametrize(("start", "stop"), [(0, 3), (2, 2**63 - 1), (-3, -1), (0, 9)])
+def test_slices_of_channels(start: int, stop: int, tmp_path: Path) -> None:
+    bounds = {"s": np.array([start]), "e": np.array([stop]), "a": np.array([1])}
+    steps = chain(("Slice", ["s", "e", "a"], {}), *ENDING)
+    network = check(file_of(tmp_path, steps, bounds, ("N", 6, 2, 3)), (6, 2, 3))
+    assert [node.layer.kind for node in network.nodes] == ["slice", "flatten"][stop == 9 :]
+
+
+def shuffle(groups: int, perm: list[int], *, computed: bool) -> tuple[list[Any], Arrays]:
+    """Return nodes that shuffle the channels of x (N, 6, 2, 3), and their constants."""
+    sizes: Arrays = {"g": np.array([0, groups, 6 // groups, 2, 3]), "m": np.array([0, 6, 2, 3])}
+    nodes = []
+    if computed:
+        sizes = {"zero": np.array([0], INT), "rest": np.array([groups, 6 // groups, 2, 3]),
+                 "tail": np.array([-1, 2, 3])}  # fmt: skip
+        nodes = [
+            helper.make_node("Shape", ["x"], ["shape"]),
+            helper.make_node("Gather", ["shape", "zero"], ["n"]),
+            helper.make_node("Concat", ["n", "rest"], ["g"], axis=0),
+            helper.make_node("Concat", ["n", "tail"], ["m"], axis=0),
+        ]
+    nodes += [
+        helper.make_node("Reshape", ["x", "g"], ["groups"]),
+        helper.make_node("Transpose", ["groups"], ["turned"], perm=perm),
+        helper.make_node("Reshape", ["turned", "m"], ["maps"]),
+        helper.make_node("Flatten", ["maps"], ["y"]),
+    ]
+    return nodes, sizes
+
+
+@pytest.mark.parametrize("computed", [True, False])
+@pytest.mark.parametrize("groups", [1, 2, 3])
+def test_shuffled_channels(groups: int, computed: bool, tmp_path: Path) -> None:
+    nodes, sizes = shuffle(groups, [0, 2, 1, 3, 4], computed=computed)
+    network = check(file_of(tmp_path, nodes, sizes, ("N", 6, 2, 3)), (6, 2, 3))
+    assert network.nodes[0].layer == ChannelShuffle(groups)
+
+
+def test_reshapes_that_mix_channels_and_pixels_are_refused(tmp_path: Path) -> None:
+    nodes, sizes = shuffle(2, [0, 2, 1, 3, 4], computed=False)
+    path = file_of(tmp_path, nodes, {**sizes, "m": np.array([0, 2, 6, 3])}, ("N", 6, 2, 3))
+    with pytest.raises(
+        UserError, match=r"'maps' \(Reshape\): the new shapes are .* channels again"
+    ):
+        read_onnx(path)
+    nodes, sizes = shuffle(2, [0, 2, 1, 4, 3], computed=False)
+    with pytest.raises(
+        UserError, match=r"'maps' \(Reshape\): the new shape is no vector per sample"
+    ):
+        read_onnx(file_of(tmp_path, nodes, sizes, ("N", 6, 2, 3)))
+
+
+FACTORS = RNG.standard_normal((2, 3)).astype(np.float32)
+
+
+@pytest.mark.parametrize("is_last", [True, False])
+@pytest.mark.parametrize("is_shifted", [True, False])
+def test_factors_of_channels_are_convolutions(
+    is_last: bool, is_shifted: bool, tmp_path: Path
+) -> None:
+    factors = FACTORS if is_last else FACTORS.reshape(2, 3, 1, 1)
+    steps: Any = [("Mul", ["scale"], {}), *([("Add", ["shift"], {})] if is_shifted else [])]
+    if is_last:
+        to, back = ({"perm": perm} for perm in ([0, 2, 3, 1], [0, 3, 1, 2]))
+        steps = [("Transpose", [], to), *steps, ("Transpose", [], back)]
+    constants = {"scale": factors[0], "shift": factors[1]}
+    layer = check(file_of(tmp_path, chain(*steps, *ENDING), constants)).nodes[0].layer
+    assert layer == Conv2d(3, 1, groups=3, bias=is_shifted)
+
+
+def test_a_block_with_the_channels_last(tmp_path: Path) -> None:
+    """As in ConvNeXt: layer normalisation and dense layers of the channels of a pixel."""
+    constants = {
+        "s": FACTORS[0], "b": FACTORS[1], "m": WEIGHT[:3, :, 0, 0].copy(), "c": FACTORS[0],
+        "m2": WEIGHT[:3, :, 1, 0].copy(), "axes": np.array([1, 2]),
+    }  # fmt: skip
+    steps: Any = [
+        ("Transpose", [], {"perm": [0, 2, 3, 1]}), ("LayerNormalization", ["s", "b"], {}),
+        ("MatMul", ["m"], {}), ("Add", ["c"], {}), ("Gelu", [], {}), ("MatMul", ["m2"], {}),
+    ]  # fmt: skip
+    back = ("Transpose", [], {"perm": [0, 3, 1, 2]})
+    network = check(file_of(tmp_path, chain(*steps, back, *ENDING), constants))
+    assert [node.layer.kind for node in network.nodes] == [
+        "layernorm", "conv", "gelu", "conv", "flatten"
+    ]  # fmt: skip
+    mean = ("ReduceMean", ["axes"], {"keepdims": 0})
+    check(file_of(tmp_path, chain(*steps, mean, *ENDING), constants))
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_vectors_of_maps_with_the_channels_last(size: int, tmp_path: Path) -> None:
+    """Their elements are in another order, except those of one pixel."""
+    path = file_of(
+        tmp_path, chain(("Transpose", [], {"perm": [0, 2, 3, 1]}), *ENDING), {}, ("N", 3, 1, size)
+    )
+    if size == 1:
+        check(path, (3, 1, 1))
+    else:
+        with pytest.raises(UserError, match=r"\(Flatten\): its input has the channels on the last"):
+            read_onnx(path)
+
+
+@pytest.mark.parametrize(
+    ("steps", "message"),
+    [
+        ([("Conv", ["w"], {})], "(Conv): its input has the channels on the last axis"),
+        ([("Transpose", [], {"perm": [0, 2, 3, 1]})], "(Transpose) is no layer of dptrain in this"),
+        ([("Mul", ["long"], {})], "(Mul): conv has 6 groups, but its input has 3"),
+        ([("Concat", [], {"axis": 1})], "(Concat): axis is 1; expected 3, the channels"),
+        ([("Add", ["x"], {})], "(Add): its inputs have the channels on different axes"),
+        ([("LayerNormalization", ["long"], {"axis": 2})], "axis is 2; expected the channels"),
+        (
+            [("Slice", ["one", "two"], {})],
+            "(Slice): it has the axes [0, 1] and steps [1, 1]; expected one axis and the step 1",
+        ),
+    ],
+)
+def test_other_operators_with_the_channels_last_are_refused(
+    steps: Any, message: str, tmp_path: Path
+) -> None:
+    constants = {"w": WEIGHT, "long": np.ones(6, np.float32), "one": np.array([0, 1]),
+                 "two": np.array([1, 2])}  # fmt: skip
+    first, last = (("Transpose", [], {"perm": perm}) for perm in ([0, 2, 3, 1], [0, 3, 1, 2]))
+    nodes = chain(first, *steps, last, *ENDING)
+    with pytest.raises(UserError, match=re.escape(message)):
+        read_onnx(file_of(tmp_path, nodes, constants))
 
 
 @pytest.mark.parametrize("operator", ["Add", "Conv", "Exp", "Gemm", "Neg", "Reciprocal", "Relu"])

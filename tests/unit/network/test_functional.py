@@ -107,6 +107,8 @@ def test_mistakes_are_one_line() -> None:
         dense(x, x)
     with pytest.raises(UserError, match="add is called on 1 tensor; expected at least 2"):
         Add()(x)
+    with pytest.raises(UserError, match=r"multiply: the inputs have the shapes \(2, 4, 4\) and"):
+        Conv2d(2)(Input((1, 4, 4))) * Conv2d(3)(Input((1, 4, 4)))
     with pytest.raises(UserError, match="the inputs have the shapes"):
         x + Dense(3)(x)
     with pytest.raises(UserError, match="input shape 3; expected whole numbers such as"):

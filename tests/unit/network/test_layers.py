@@ -15,6 +15,8 @@ from dptrain.errors import UserError
 from dptrain.network import (
     LAYERS,
     AveragePool2d,
+    ChannelShuffle,
+    ChannelSlice,
     Constant,
     Conv2d,
     Dense,
@@ -49,6 +51,23 @@ REFUSALS: list[tuple[Callable[[], object], str]] = [
     (lambda: LocalResponseNorm(alpha=math.nan), "lrn alpha is nan; expected a finite number"),
     (lambda: Network((10**10,), [ReLU()]), "numbers from 1 to 2,147,483,647"),
     (lambda: Conv2d(2, (3, -1)), "conv kernel or stride is -1"),
+    (lambda: ChannelSlice(3, 3), "slice stop is 3; expected a whole number from 4 to"),
+    (lambda: ChannelSlice(-1, 3), "slice start is -1; expected a whole number from 0 to"),
+    (
+        lambda: ChannelSlice(1, 5).output_shape((4, 2, 2)),
+        "slice stop is 5; expected at most 4 channels",
+    ),
+    (lambda: ChannelShuffle(0), "shuffle groups is 0; expected a whole number from 1 to"),
+    (
+        lambda: ChannelShuffle(2).output_shape((3, 2, 2)),
+        "shuffle has 2 groups, but its input has 3 channels; expected a divisor",
+    ),
+    (lambda: Conv2d(2, rounding="ceil"), "conv rounding is 'ceil'; expected strict or floor"),
+    (lambda: MaxPool2d(rounding="up"), "pool rounding is 'up'; expected strict, ceil or floor"),
+    (
+        lambda: AveragePool2d(rounding="ceil", count_padding=True).output_shape((1, 3, 3)),
+        "avgpool counts positions outside the map, but windows reach beyond the padding",
+    ),
     (lambda: Conv2d(2, stride=0), "conv kernel or stride is 0"),
     (
         lambda: Conv2d(2, (1, 2, 3)),

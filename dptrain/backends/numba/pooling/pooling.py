@@ -244,10 +244,10 @@ def max_backward(items: Items, dy: Array, dx: Array, pool: Any) -> None:
 
 
 @inlined
-def _weight(i: int, j: int, pool: Any, average: bool) -> Any:
-    """Return the factor of a window's sum: 1, or for averages 1 / (its elements inside the map)."""
-    if not average:
-        return np.float32(1.0)
+def _weight(i: int, j: int, pool: Any, factor: float) -> Any:
+    """Return the factor of a window's sum, which for 0 is 1 / (its elements inside the map)."""
+    if factor > 0.0:
+        return np.float32(factor)
     top, left, vertical, horizontal, window_v, window_h, height, width, _ = pool
     row, column = i * vertical - top, j * horizontal - left
     rows = min(row + window_v, height) - max(row, 0)
@@ -256,8 +256,8 @@ def _weight(i: int, j: int, pool: Any, average: bool) -> Any:
 
 
 @kernel
-def sum_forward(items: Items, x: Array, y: Array, pool: Any, average: bool) -> None:
-    """y = sum or mean of each window."""
+def sum_forward(items: Items, x: Array, y: Array, pool: Any, factor: float) -> None:
+    """y = sum of each window times `_weight`."""
     top, left, vertical, horizontal, window_v, window_h, height, width, _ = pool
     channels = x.shape[3]
     for item in range(items.start, items.stop):
@@ -271,16 +271,14 @@ def sum_forward(items: Items, x: Array, y: Array, pool: Any, average: bool) -> N
                 if 0 <= row < height and 0 <= column < width:
                     for c in range(channels):
                         y[n, i, j, c] += x[n, row, column, c]
-            weight = _weight(i, j, pool, average)
+            weight = _weight(i, j, pool, factor)
             for c in range(channels):
                 y[n, i, j, c] *= weight
 
 
 @kernel
-def sum_backward(items: Items, dy: Array, dx: Array, pool: Any, average: bool) -> None:
-    """dx = sum of dy over the windows that contain an element, divided by their size for
-    averages.
-    """
+def sum_backward(items: Items, dy: Array, dx: Array, pool: Any, factor: float) -> None:
+    """dx = sum of dy times `_weight` over the windows that contain an element."""
     top, left, vertical, horizontal, window_v, window_h, height, width, _ = pool
     channels = dx.shape[3]
     for item in range(items.start, items.stop):
@@ -291,7 +289,7 @@ def sum_backward(items: Items, dy: Array, dx: Array, pool: Any, average: bool) -
         first = max(0, (row + top - window_v + vertical) // vertical)
         for i in range(first, min(dy.shape[1], (row + top) // vertical + 1)):
             for j in range(dy.shape[2]):
-                weight = _weight(i, j, pool, average)
+                weight = _weight(i, j, pool, factor)
                 begin = j * horizontal - left
                 for column in range(max(0, begin), min(width, begin + window_h)):
                     for c in range(channels):
