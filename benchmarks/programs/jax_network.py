@@ -28,6 +28,7 @@ from dptrain.network import (
     Dropout,
     Flatten,
     GlobalAveragePool2d,
+    GlobalMaxPool2d,
     GroupNorm,
     LayerNorm,
     LocalResponseNorm,
@@ -154,6 +155,8 @@ def _apply(node: Node, parameters: Arrays, inputs: list[Any], factors: Arrays) -
         return x * factors[node.name] if node.name in factors else x
     if isinstance(layer, Flatten):
         return x.transpose(0, 3, 1, 2).reshape(x.shape[0], math.prod(node.output_shape))
+    if isinstance(layer, GlobalMaxPool2d):
+        return x.max((1, 2), keepdims=True)
     if isinstance(layer, GlobalAveragePool2d):
         return x.mean((1, 2), keepdims=True)
     if isinstance(layer, ReLU | Sigmoid | SiLU):

@@ -36,7 +36,14 @@ from dptrain.interchange.onnx_layer_norm import (
 from dptrain.interchange.onnx_matching import Match, always, axes_of, constants, epsilon_of
 from dptrain.interchange.onnx_reading import ReadGraph, attributes, number
 from dptrain.interchange.onnx_shapes import FREE_BATCH
-from dptrain.network.combining import Add, Concatenate, GlobalAveragePool2d, Multiply
+from dptrain.network.combining import (
+    Add,
+    Concatenate,
+    GlobalAveragePool2d,
+    GlobalMaxPool2d,
+    GlobalPool2d,
+    Multiply,
+)
 from dptrain.network.layers import (
     AveragePool2d,
     Conv2d,
@@ -247,23 +254,19 @@ def _sum_pool(graph: ReadGraph, node: onnx.NodeProto) -> Match | None:
     return None
 
 
-def _global_average_pool(graph: ReadGraph, node: onnx.NodeProto) -> Match:
-    return Match((node.input[0],), always(GlobalAveragePool2d()))
+def _global_pool(kind: type[GlobalPool2d], graph: ReadGraph, node: onnx.NodeProto) -> Match:
+    return Match((node.input[0],), always(kind()))
 
 
-def _global_max_pool(graph: ReadGraph, node: onnx.NodeProto) -> Match:
-    return Match((node.input[0],), lambda shape: (MaxPool2d((shape[1], shape[2])),))
-
-
-def _mean(graph: ReadGraph, node: onnx.NodeProto) -> Match:
+def _reduction(kind: type[GlobalPool2d], graph: ReadGraph, node: onnx.NodeProto) -> Match:
+    """Match the mean or the maximum of all pixels."""
     values = attributes(node)
     axes = sorted(graph.axis(node.input[0], axis) for axis in axes_of(graph, node))
     if axes != [2, 3]:
-        raise UserError(f"the axes of the mean are {axes}; expected 2 and 3")
+        raise UserError(f"the axes of the reduction are {axes}; expected 2 and 3")
     if values.get("keepdims", 1) and graph.is_channels_last(node.input[0]):
         raise UserError(CHANNELS_ARE_LAST)
-    pool = GlobalAveragePool2d()
-    layers: tuple[Layer, ...] = (pool,) if values.get("keepdims", 1) else (pool, Flatten())
+    layers: tuple[Layer, ...] = (kind(),) if values.get("keepdims", 1) else (kind(), Flatten())
     return Match((node.input[0],), always(*layers))
 
 
@@ -430,8 +433,8 @@ _LAYERS: Mapping[str, tuple[Reader, ...]] = {
     "Dropout": (_dropout,),
     "Flatten": (_flatten,),
     "Gemm": (_gemm,),
-    "GlobalAveragePool": (_global_average_pool,),
-    "GlobalMaxPool": (_global_max_pool,),
+    "GlobalAveragePool": (partial(_global_pool, GlobalAveragePool2d),),
+    "GlobalMaxPool": (partial(_global_pool, GlobalMaxPool2d),),
     "GroupNormalization": (_instance_norm,),
     "Identity": (_same,),
     "InstanceNormalization": (_instance_norm,),
@@ -440,7 +443,8 @@ _LAYERS: Mapping[str, tuple[Reader, ...]] = {
     "MatMul": (_matmul,),
     "MaxPool": (partial(_pool, MaxPool2d),),
     "Mul": (_function, _sum_pool, read_scale, _product),
-    "ReduceMean": (_mean,),
+    "ReduceMax": (partial(_reduction, GlobalMaxPool2d),),
+    "ReduceMean": (partial(_reduction, GlobalAveragePool2d),),
     "Reshape": (read_shuffle, _reshape),
     "Slice": (read_slice,),
     "Split": (read_split,),
@@ -455,7 +459,7 @@ READERS = {**dict.fromkeys(sorted(ending_operators()), (_function,)), **_LAYERS}
 
 _ANY_LAYOUT = frozenset({
     *ending_operators(), "Cast", "Concat", "Dropout", "Flatten", "Identity", "LayerNormalization",
-    "MatMul", "ReduceMean", "Slice", "Split", "Sum", "Transpose",
+    "MatMul", "ReduceMax", "ReduceMean", "Slice", "Split", "Sum", "Transpose",
 })  # fmt: skip
 """Operators that are read with the channels on the last axis, too."""
 

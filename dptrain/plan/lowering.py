@@ -32,7 +32,7 @@ from enum import Enum
 from functools import cached_property
 from typing import Any, ClassVar, Protocol
 
-from dptrain.network.layers import Dropout, Layer, Parameter, Shape
+from dptrain.network.layers import Layer, Parameter, RandomMask, Shape
 from dptrain.network.network import Network, Node
 from dptrain.network.normalization import LayerNorm
 from dptrain.plan.limits import DeviceLimits
@@ -206,7 +206,8 @@ class Group:
     @property
     def infers(self) -> bool:
         """True if the group is computed as in inference: it is not trained and drops nothing."""
-        return not self.trained and Dropout not in self.kinds
+        draws = any(issubclass(kind, RandomMask) for kind in self.kinds)
+        return not self.trained and not draws
 
 
 def input_name(number: int) -> str:

@@ -52,7 +52,13 @@ from dptrain.native.threads import Launch, ThreadPool
 from dptrain.network.activations import ReLU
 from dptrain.network.biases import BiasAdd
 from dptrain.network.channels import ChannelShuffle, ChannelSlice
-from dptrain.network.combining import Add, Concatenate, GlobalAveragePool2d, Multiply
+from dptrain.network.combining import (
+    Add,
+    Concatenate,
+    GlobalAveragePool2d,
+    GlobalMaxPool2d,
+    Multiply,
+)
 from dptrain.network.elementwise import Activation
 from dptrain.network.layers import (
     AveragePool2d,
@@ -65,6 +71,7 @@ from dptrain.network.layers import (
     MaxPool2d,
     Parameter,
     Shape,
+    StochasticDepth,
     SumPool2d,
     entry_of,
 )
@@ -94,6 +101,7 @@ OPERATIONS: Mapping[type[Layer], type[Operation[Any]]] = {
     Flatten: operations.Alias,
     Activation: operations.ActivationOperation,
     Dropout: operations.Drop,
+    StochasticDepth: operations.DropSamples,
     LocalResponseNorm: operations.ResponseNorm,
     BiasAdd: operations.BiasAddition,
     BatchNorm2d: batch_norm_operation.BatchNormalization,
@@ -106,6 +114,7 @@ OPERATIONS: Mapping[type[Layer], type[Operation[Any]]] = {
     ChannelSlice: graph_operations.ChannelSelection,
     ChannelShuffle: graph_operations.ChannelSelection,
     GlobalAveragePool2d: graph_operations.GlobalAverage,
+    GlobalMaxPool2d: graph_operations.GlobalMaximum,
 }
 """The operation of a group of layers, by the type of its first layer."""
 

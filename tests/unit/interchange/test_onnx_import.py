@@ -33,6 +33,7 @@ from dptrain.network import (
     Conv2d,
     Dense,
     Flatten,
+    GlobalMaxPool2d,
     GroupNorm,
     Layer,
     LayerNorm,
@@ -131,7 +132,10 @@ OPERATORS: dict[str, tuple[list[tuple[str, list[str], dict[str, Any]]], Arrays, 
         [("MaxPool", [], {"kernel_shape": [2, 2], "strides": [2, 2], "ceil_mode": 1})], {},
         MaxPool2d,
     ),
-    "global maximum": ([("GlobalMaxPool", [], {})], {}, MaxPool2d),
+    "global maximum": ([("GlobalMaxPool", [], {})], {}, GlobalMaxPool2d),
+    "maximum of pixels": (
+        [("ReduceMax", ["axes"], {})], {"axes": np.array([3, 2])}, GlobalMaxPool2d
+    ),
     "gelu": ([("Gelu", [], {})], {}, GELU),
     "mean": ([("ReduceMean", ["axes"], {"keepdims": 0})], {"axes": np.array([-2, -1])}, Flatten),
     "mean, squeezed": (
@@ -283,7 +287,10 @@ def test_blocks_with_channels_last(opset: int, is_own: bool, tmp_path: Path) -> 
     ("steps", "message"),
     [
         ([("Conv", ["w"], {})], "has the channels on the last axis; expected axis 1"),
-        ([("LayerNormalization", ["s"], {"axis": 1})], "axis is 1; expected the channels, or the elements of a vector"),
+        (
+            [("LayerNormalization", ["s"], {"axis": 1})],
+            "axis is 1; expected the channels, or the",
+        ),
         (
             [("Transpose", [], {"perm": [0, 1, 3, 2]})],
             "is no layer of dptrain in this place",
