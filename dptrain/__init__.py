@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from dptrain.network import Dropout as Dropout
     from dptrain.network import Flatten as Flatten
     from dptrain.network import GlobalAveragePool2d as GlobalAveragePool2d
+    from dptrain.network import GlobalMaxPool2d as GlobalMaxPool2d
     from dptrain.network import GroupNorm as GroupNorm
     from dptrain.network import He as He
     from dptrain.network import Input as Input
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
     from dptrain.network import SigmoidBinaryCrossEntropy as SigmoidBinaryCrossEntropy
     from dptrain.network import SoftmaxCrossEntropy as SoftmaxCrossEntropy
     from dptrain.network import SoftmaxSquaredError as SoftmaxSquaredError
+    from dptrain.network import StochasticDepth as StochasticDepth
     from dptrain.network import SumPool2d as SumPool2d
     from dptrain.network import Tensor as Tensor
     from dptrain.network import get_network as get_network
@@ -104,6 +106,7 @@ _NAMES = [
     "Dropout",
     "Flatten",
     "GlobalAveragePool2d",
+    "GlobalMaxPool2d",
     "GroupNorm",
     "He",
     "History",
@@ -124,6 +127,7 @@ _NAMES = [
     "SoftmaxCrossEntropy",
     "SoftmaxSquaredError",
     "StoppedError",
+    "StochasticDepth",
     "SumPool2d",
     "Tensor",
     "TrainedModel",

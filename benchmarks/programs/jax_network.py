@@ -28,6 +28,7 @@ from dptrain.network import (
     Dropout,
     Flatten,
     GlobalAveragePool2d,
+    GlobalMaxPool2d,
     GroupNorm,
     LayerNorm,
     LocalResponseNorm,
@@ -154,6 +155,8 @@ def _apply(node: Node, parameters: Arrays, inputs: list[Any], factors: Arrays) -
         return x * factors[node.name] if node.name in factors else x
     if isinstance(layer, Flatten):
         return x.transpose(0, 3, 1, 2).reshape(x.shape[0], math.prod(node.output_shape))
+    if isinstance(layer, GlobalMaxPool2d):
+        return x.max((1, 2), keepdims=True)
     if isinstance(layer, GlobalAveragePool2d):
         return x.mean((1, 2), keepdims=True)
     if isinstance(layer, ReLU | Sigmoid | SiLU):
@@ -184,11 +187,11 @@ def _function(layer: Activation, x: Any) -> Any:
 
 
 def _normalize(layer: Normalization, x: Any) -> Any:
-    """Return maps (N, H, W, C) with mean 0 and variance 1 over the elements of the layer."""
+    """Return maps (N, H, W, C) or vectors (N, F) with mean 0 and variance 1 of the layer's sets."""
     shape = x.shape
     axes: tuple[int, ...] = (0, 1, 2)
     if isinstance(layer, LayerNorm):
-        axes = (3,)
+        axes = (-1,)
     elif isinstance(layer, GroupNorm):
         x = x.reshape(*shape[:3], layer.groups, shape[3] // layer.groups)
         axes = (1, 2, 4)

@@ -27,6 +27,7 @@ from dptrain.network import (
     Dropout,
     Flatten,
     GlobalAveragePool2d,
+    GlobalMaxPool2d,
     GroupNorm,
     Layer,
     LocalResponseNorm,
@@ -158,7 +159,9 @@ def _normalization(node: Node, layer: Normalization) -> nn.Module:
         return nn.BatchNorm2d(channels, layer.epsilon, layer.momentum)
     if isinstance(layer, GroupNorm):
         return nn.GroupNorm(layer.groups, channels, layer.epsilon)
-    return _ChannelLayerNorm(channels, layer.epsilon)
+    is_vector = len(node.input_shape) == 1
+    kind = nn.LayerNorm if is_vector else _ChannelLayerNorm
+    return kind(channels, layer.epsilon)
 
 
 class _ChannelLayerNorm(nn.LayerNorm):
@@ -207,6 +210,7 @@ _PLAIN: Mapping[type[Layer], Callable[[], nn.Module]] = {
     SiLU: nn.SiLU,
     Flatten: nn.Flatten,
     GlobalAveragePool2d: lambda: nn.AdaptiveAvgPool2d(1),
+    GlobalMaxPool2d: lambda: nn.AdaptiveMaxPool2d(1),
     Add: _Add,
     Concatenate: _Concatenate,
     Multiply: _Multiply,

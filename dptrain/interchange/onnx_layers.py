@@ -16,7 +16,13 @@ from dptrain.errors import UserError
 from dptrain.interchange.onnx_functions import add_function
 from dptrain.interchange.onnx_graph import OPSET, OnnxGraph
 from dptrain.network.channels import ChannelShuffle, ChannelSlice
-from dptrain.network.combining import Add, Concatenate, GlobalAveragePool2d, Multiply
+from dptrain.network.combining import (
+    Add,
+    Concatenate,
+    GlobalAveragePool2d,
+    GlobalMaxPool2d,
+    Multiply,
+)
 from dptrain.network.elementwise import Activation
 from dptrain.network.layers import (
     AveragePool2d,
@@ -28,6 +34,7 @@ from dptrain.network.layers import (
     LocalResponseNorm,
     MaxPool2d,
     Pads,
+    StochasticDepth,
     SumPool2d,
     entry_of,
 )
@@ -138,9 +145,10 @@ def _group_norm(graph: OnnxGraph, node: Node, layer: GroupNorm, inputs: Tensors)
 
 
 def _layer_norm(graph: OnnxGraph, node: Node, layer: LayerNorm, inputs: Tensors) -> str:
-    last = graph.add("Transpose", inputs[0], perm=[0, 2, 3, 1])
-    normal = graph.add("LayerNormalization", last, *_weights(node), axis=-1, epsilon=layer.epsilon)
-    return graph.add("Transpose", normal, perm=[0, 3, 1, 2])
+    is_vector = len(node.input_shape) == 1
+    x = inputs[0] if is_vector else graph.add("Transpose", inputs[0], perm=[0, 2, 3, 1])
+    y = graph.add("LayerNormalization", x, *_weights(node), axis=-1, epsilon=layer.epsilon)
+    return y if is_vector else graph.add("Transpose", y, perm=[0, 3, 1, 2])
 
 
 def _lrn(graph: OnnxGraph, node: Node, layer: LocalResponseNorm, inputs: Tensors) -> str:
@@ -176,6 +184,10 @@ def _shuffle(graph: OnnxGraph, node: Node, layer: ChannelShuffle, inputs: Tensor
     return graph.add("Reshape", turned, maps)
 
 
+def _input(graph: OnnxGraph, node: Node, layer: Layer, inputs: Tensors) -> str:
+    return inputs[0]
+
+
 def _operator(name: str, graph: OnnxGraph, node: Node, layer: Layer, inputs: Tensors) -> str:
     return graph.add(name, *inputs)
 
@@ -189,9 +201,11 @@ OPERATORS: Mapping[type[Layer], AddOperators] = {
     AveragePool2d: _average_pool,
     SumPool2d: _sum_pool,
     GlobalAveragePool2d: partial(_operator, "GlobalAveragePool"),
+    GlobalMaxPool2d: partial(_operator, "GlobalMaxPool"),
     Flatten: partial(_operator, "Flatten"),
     Activation: _activation,
     Dropout: _dropout,
+    StochasticDepth: _input,
     BatchNorm2d: _batch_norm,
     GroupNorm: _group_norm,
     LayerNorm: _layer_norm,

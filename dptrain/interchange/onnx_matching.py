@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import onnx
 from numpy.typing import NDArray
 
 from dptrain.errors import UserError
-from dptrain.interchange.onnx_reading import ReadGraph
+from dptrain.interchange.onnx_reading import ReadGraph, attributes, number
 from dptrain.network.layers import Layer, Shape
 
 MakeLayers = Callable[[Shape], tuple[Layer, ...]]
@@ -51,3 +52,15 @@ def constants(graph: ReadGraph, names: list[str], parts: tuple[str, ...]) -> Arr
             raise UserError(f"its {part} '{name}' is computed; expected a constant")
         found[part] = np.asarray(values, np.float32)
     return found
+
+
+def axes_of(graph: ReadGraph, node: onnx.NodeProto) -> list[int]:
+    """Return the axes of a reduction, which are an attribute or an input."""
+    listed = attributes(node).get("axes", ())
+    found = graph.constant(node.input[1]) if len(node.input) > 1 else listed
+    return [int(axis) for axis in np.ravel(() if found is None else found)]
+
+
+def epsilon_of(node: onnx.NodeProto) -> float:
+    """Return the number that a normalisation adds to variances."""
+    return number(attributes(node).get("epsilon", 1e-5))

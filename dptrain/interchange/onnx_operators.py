@@ -28,10 +28,22 @@ from dptrain.interchange.onnx_channels import (
     require_channels,
 )
 from dptrain.interchange.onnx_functions import ending_operators, match_function, operators
-from dptrain.interchange.onnx_matching import Match, always, constants
+from dptrain.interchange.onnx_layer_norm import (
+    read_layer_norm,
+    read_layer_norm_of_operators,
+    read_transposed_layer_norm,
+)
+from dptrain.interchange.onnx_matching import Match, always, axes_of, constants, epsilon_of
 from dptrain.interchange.onnx_reading import ReadGraph, attributes, number
 from dptrain.interchange.onnx_shapes import FREE_BATCH
-from dptrain.network.combining import Add, Concatenate, GlobalAveragePool2d, Multiply
+from dptrain.network.combining import (
+    Add,
+    Concatenate,
+    GlobalAveragePool2d,
+    GlobalMaxPool2d,
+    GlobalPool2d,
+    Multiply,
+)
 from dptrain.network.layers import (
     AveragePool2d,
     Conv2d,
@@ -44,7 +56,7 @@ from dptrain.network.layers import (
     Shape,
     SumPool2d,
 )
-from dptrain.network.normalization import BatchNorm2d, GroupNorm, LayerNorm
+from dptrain.network.normalization import BatchNorm2d, GroupNorm
 
 CHANNELS_ARE_LAST = "its input has the channels on the last axis; expected axis 1"
 
@@ -242,25 +254,19 @@ def _sum_pool(graph: ReadGraph, node: onnx.NodeProto) -> Match | None:
     return None
 
 
-def _global_average_pool(graph: ReadGraph, node: onnx.NodeProto) -> Match:
-    return Match((node.input[0],), always(GlobalAveragePool2d()))
+def _global_pool(kind: type[GlobalPool2d], graph: ReadGraph, node: onnx.NodeProto) -> Match:
+    return Match((node.input[0],), always(kind()))
 
 
-def _global_max_pool(graph: ReadGraph, node: onnx.NodeProto) -> Match:
-    return Match((node.input[0],), lambda shape: (MaxPool2d((shape[1], shape[2])),))
-
-
-def _mean(graph: ReadGraph, node: onnx.NodeProto) -> Match:
+def _reduction(kind: type[GlobalPool2d], graph: ReadGraph, node: onnx.NodeProto) -> Match:
+    """Match the mean or the maximum of all pixels."""
     values = attributes(node)
-    listed = graph.constant(node.input[1]) if len(node.input) > 1 else values.get("axes", ())
-    given = np.ravel(() if listed is None else listed)
-    axes = sorted(graph.axis(node.input[0], int(axis)) for axis in given)
+    axes = sorted(graph.axis(node.input[0], axis) for axis in axes_of(graph, node))
     if axes != [2, 3]:
-        raise UserError(f"the axes of the mean are {axes}; expected 2 and 3")
+        raise UserError(f"the axes of the reduction are {axes}; expected 2 and 3")
     if values.get("keepdims", 1) and graph.is_channels_last(node.input[0]):
         raise UserError(CHANNELS_ARE_LAST)
-    pool = GlobalAveragePool2d()
-    layers: tuple[Layer, ...] = (pool,) if values.get("keepdims", 1) else (pool, Flatten())
+    layers: tuple[Layer, ...] = (kind(),) if values.get("keepdims", 1) else (kind(), Flatten())
     return Match((node.input[0],), always(*layers))
 
 
@@ -318,20 +324,16 @@ def _batch_norm(graph: ReadGraph, node: onnx.NodeProto) -> Match:
     if values.get("training_mode", 0):
         raise UserError("training_mode is 1; export the network for inference")
     layer = BatchNorm2d(
-        epsilon=_epsilon(node),
+        epsilon=epsilon_of(node),
         momentum=number(1.0 - number(values.get("momentum", 0.9))),
     )
     return Match((node.input[0],), always(layer), arrays, graph.source(node.input[1]))
 
 
-def _epsilon(node: onnx.NodeProto) -> float:
-    return number(attributes(node).get("epsilon", 1e-5))
-
-
 def _instance_norm(graph: ReadGraph, node: onnx.NodeProto) -> Match:
     arrays = constants(graph, list(node.input[1:]), ("weight", "bias"))
     groups = attributes(node).get("num_groups", len(arrays["weight"]))
-    layer = GroupNorm(groups=groups, epsilon=_epsilon(node))
+    layer = GroupNorm(groups=groups, epsilon=epsilon_of(node))
     return Match((node.input[0],), always(layer), arrays, graph.source(node.input[1]))
 
 
@@ -356,19 +358,8 @@ def _grouped(graph: ReadGraph, norm: onnx.NodeProto, x: str, names: list[str]) -
         return None
     arrays = constants(graph, names, ("weight", "bias"))
     arrays = {part: values.reshape(-1) for part, values in arrays.items()}
-    layer = GroupNorm(groups=len(inner["weight"]), epsilon=_epsilon(norm))
+    layer = GroupNorm(groups=len(inner["weight"]), epsilon=epsilon_of(norm))
     return Match((x,), always(layer), arrays, graph.source(names[0]))
-
-
-def _layer_norm(graph: ReadGraph, node: onnx.NodeProto) -> Match:
-    """Match a normalisation of channels on the last axis."""
-    axis, is_last = attributes(node).get("axis", -1), graph.is_channels_last(node.input[0])
-    if not is_last or axis not in (-1, 3):
-        raise UserError(f"axis is {axis}; expected the channels of maps, on the last axis")
-    arrays = constants(graph, list(node.input[1:]), ("weight", "bias"))
-    arrays.setdefault("bias", np.zeros_like(arrays["weight"]))
-    layer = LayerNorm(epsilon=_epsilon(node))
-    return Match((node.input[0],), always(layer), arrays, graph.source(node.input[1]))
 
 
 def _lrn(graph: ReadGraph, node: onnx.NodeProto) -> Match:
@@ -426,7 +417,14 @@ def _concatenate(graph: ReadGraph, node: onnx.NodeProto) -> Match:
 Reader = Callable[[ReadGraph, onnx.NodeProto], "Match | None"]
 
 _LAYERS: Mapping[str, tuple[Reader, ...]] = {
-    "Add": (_matmul_and_bias, _group_norm, _function, read_scale_and_shift, _sum),
+    "Add": (
+        _matmul_and_bias,
+        _group_norm,
+        read_layer_norm_of_operators,
+        _function,
+        read_scale_and_shift,
+        _sum,
+    ),
     "AveragePool": (partial(_pool, AveragePool2d),),
     "BatchNormalization": (_batch_norm,),
     "Cast": (_cast,),
@@ -435,23 +433,24 @@ _LAYERS: Mapping[str, tuple[Reader, ...]] = {
     "Dropout": (_dropout,),
     "Flatten": (_flatten,),
     "Gemm": (_gemm,),
-    "GlobalAveragePool": (_global_average_pool,),
-    "GlobalMaxPool": (_global_max_pool,),
+    "GlobalAveragePool": (partial(_global_pool, GlobalAveragePool2d),),
+    "GlobalMaxPool": (partial(_global_pool, GlobalMaxPool2d),),
     "GroupNormalization": (_instance_norm,),
     "Identity": (_same,),
     "InstanceNormalization": (_instance_norm,),
     "LRN": (_lrn,),
-    "LayerNormalization": (_layer_norm,),
+    "LayerNormalization": (read_layer_norm,),
     "MatMul": (_matmul,),
     "MaxPool": (partial(_pool, MaxPool2d),),
     "Mul": (_function, _sum_pool, read_scale, _product),
-    "ReduceMean": (_mean,),
+    "ReduceMax": (partial(_reduction, GlobalMaxPool2d),),
+    "ReduceMean": (partial(_reduction, GlobalAveragePool2d),),
     "Reshape": (read_shuffle, _reshape),
     "Slice": (read_slice,),
     "Split": (read_split,),
     "Squeeze": (_squeeze,),
     "Sum": (_sum,),
-    "Transpose": (read_transpose,),
+    "Transpose": (read_transposed_layer_norm, read_transpose),
 }
 """Readers by operator, the more special ones first."""
 
@@ -460,7 +459,7 @@ READERS = {**dict.fromkeys(sorted(ending_operators()), (_function,)), **_LAYERS}
 
 _ANY_LAYOUT = frozenset({
     *ending_operators(), "Cast", "Concat", "Dropout", "Flatten", "Identity", "LayerNormalization",
-    "MatMul", "ReduceMean", "Slice", "Split", "Sum", "Transpose",
+    "MatMul", "ReduceMax", "ReduceMean", "Slice", "Split", "Sum", "Transpose",
 })  # fmt: skip
 """Operators that are read with the channels on the last axis, too."""
 

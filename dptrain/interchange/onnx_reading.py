@@ -192,7 +192,7 @@ def _channels_last(nodes: Iterable[onnx.NodeProto]) -> frozenset[str]:
 
 def _has_maps(node: onnx.NodeProto) -> bool:
     """Return whether the output of an operator of maps is maps."""
-    if node.op_type == "ReduceMean":
+    if node.op_type in ("ReduceMax", "ReduceMean"):
         return bool(attributes(node).get("keepdims", 1))
     return node.op_type not in ("Reshape", "Flatten", "Squeeze", "Shape")
 

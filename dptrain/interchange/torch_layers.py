@@ -14,7 +14,13 @@ from typing import Any, NamedTuple
 from dptrain.errors import UserError
 from dptrain.interchange.torch_functions import torch_code
 from dptrain.network.channels import ChannelShuffle, ChannelSlice
-from dptrain.network.combining import Add, Concatenate, GlobalAveragePool2d, Multiply
+from dptrain.network.combining import (
+    Add,
+    Concatenate,
+    GlobalAveragePool2d,
+    GlobalMaxPool2d,
+    Multiply,
+)
 from dptrain.network.elementwise import Activation
 from dptrain.network.layers import (
     AveragePool2d,
@@ -26,6 +32,7 @@ from dptrain.network.layers import (
     LocalResponseNorm,
     MaxPool2d,
     Pads,
+    StochasticDepth,
     SumPool2d,
     entry_of,
 )
@@ -143,7 +150,8 @@ def _group_norm(node: Node, layer: GroupNorm) -> Code:
 def _layer_norm(node: Node, layer: LayerNorm) -> Code:
     settings = _changed(eps=(layer.epsilon, 1e-5))
     module = f"nn.LayerNorm({node.input_shape[0]}{settings})"
-    return Code("{m}({0}.movedim(1, -1)).movedim(-1, 1)", module)
+    is_vector = len(node.input_shape) == 1
+    return Code("{m}({0})" if is_vector else "{m}({0}.movedim(1, -1)).movedim(-1, 1)", module)
 
 
 def _changed(**values: tuple[float, float]) -> str:
@@ -197,9 +205,11 @@ CODE: Mapping[type[Layer], Callable[[Node, Any], Code]] = {
     AveragePool2d: _average_pool,
     SumPool2d: _sum_pool,
     GlobalAveragePool2d: partial(_function, "{0}.mean((2, 3), keepdim=True)"),
+    GlobalMaxPool2d: partial(_function, "F.adaptive_max_pool2d({0}, 1)"),
     Flatten: partial(_function, "{0}.flatten(1)"),
     Activation: _activation,
     Dropout: _dropout,
+    StochasticDepth: partial(_function, "{0}"),
     BatchNorm2d: _batch_norm,
     GroupNorm: _group_norm,
     LayerNorm: _layer_norm,

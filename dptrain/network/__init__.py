@@ -15,7 +15,13 @@ from dptrain.network.activations import (
     Tanh,
 )
 from dptrain.network.channels import ChannelShuffle, ChannelSlice
-from dptrain.network.combining import Add, Concatenate, GlobalAveragePool2d, Multiply
+from dptrain.network.combining import (
+    Add,
+    Concatenate,
+    GlobalAveragePool2d,
+    GlobalMaxPool2d,
+    Multiply,
+)
 from dptrain.network.files import get_network, read_network, write_network
 from dptrain.network.functional import Input, Tensor, name_scope
 from dptrain.network.initial import initial_parameters
@@ -34,6 +40,7 @@ from dptrain.network.layers import (
     Parameter,
     Shape,
     Statistic,
+    StochasticDepth,
     SumPool2d,
 )
 from dptrain.network.losses import (
@@ -65,6 +72,7 @@ __all__ = [
     "Flatten",
     "Flops",
     "GlobalAveragePool2d",
+    "GlobalMaxPool2d",
     "GroupNorm",
     "He",
     "Input",
@@ -89,6 +97,7 @@ __all__ = [
     "SoftmaxCrossEntropy",
     "SoftmaxSquaredError",
     "Statistic",
+    "StochasticDepth",
     "SumPool2d",
     "Tanh",
     "Tensor",

@@ -1,4 +1,4 @@
-"""Descriptions of layers that combine several inputs, and of the mean over all pixels."""
+"""Descriptions of layers that combine several inputs, or all pixels of a map."""
 
 from __future__ import annotations
 
@@ -105,11 +105,8 @@ class Concatenate(_Combination):
         return Flops(0)
 
 
-@dataclass(frozen=True)
-class GlobalAveragePool2d(Layer):
-    """Mean of each map over all of its pixels; (C, H, W) becomes (C, 1, 1)."""
-
-    kind: ClassVar[str] = "globalavgpool"
+class GlobalPool2d(Layer):
+    """A layer that makes one number of each map; (C, H, W) becomes (C, 1, 1)."""
 
     def output_shape(self, input_shape: Shape) -> Shape:
         return maps_of(self.kind, input_shape)[0], 1, 1
@@ -117,3 +114,25 @@ class GlobalAveragePool2d(Layer):
     def flops(self, input_shape: Shape) -> Flops:
         size = math.prod(input_shape)
         return Flops(size, size)
+
+
+@dataclass(frozen=True)
+class GlobalAveragePool2d(GlobalPool2d):
+    """Mean of each map over all of its pixels; (C, H, W) becomes (C, 1, 1)."""
+
+    kind: ClassVar[str] = "globalavgpool"
+
+
+@dataclass(frozen=True)
+class GlobalMaxPool2d(GlobalPool2d):
+    """Maximum of each map; (C, H, W) becomes (C, 1, 1).
+
+    The gradient goes to the first of the largest elements in row-major order.
+
+    Example:
+        >>> from dptrain import GlobalMaxPool2d, Input
+        >>> GlobalMaxPool2d()(Input((8, 5, 5))).shape
+        (8, 1, 1)
+    """
+
+    kind: ClassVar[str] = "globalmaxpool"

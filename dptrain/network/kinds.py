@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from dptrain.network.activations import ACTIVATIONS
 from dptrain.network.channels import ChannelShuffle, ChannelSlice
-from dptrain.network.combining import Add, Concatenate, GlobalAveragePool2d, Multiply
+from dptrain.network.combining import (
+    Add,
+    Concatenate,
+    GlobalAveragePool2d,
+    GlobalMaxPool2d,
+    Multiply,
+)
 from dptrain.network.layers import (
     AveragePool2d,
     Conv2d,
@@ -14,13 +20,14 @@ from dptrain.network.layers import (
     Layer,
     LocalResponseNorm,
     MaxPool2d,
+    StochasticDepth,
     SumPool2d,
 )
 from dptrain.network.normalization import BatchNorm2d, GroupNorm, LayerNorm
 
 _CLASSES: tuple[type[Layer], ...] = (
-    Conv2d, MaxPool2d, AveragePool2d, SumPool2d, GlobalAveragePool2d, Flatten, Dense,
-    *ACTIVATIONS.values(), Dropout,
+    Conv2d, MaxPool2d, AveragePool2d, SumPool2d, GlobalAveragePool2d, GlobalMaxPool2d, Flatten,
+    Dense, *ACTIVATIONS.values(), Dropout, StochasticDepth,
     BatchNorm2d, GroupNorm, LayerNorm, LocalResponseNorm, Add, Concatenate, Multiply,
     ChannelSlice, ChannelShuffle,
 )  # fmt: skip

@@ -519,7 +519,23 @@ class Elementwise(Layer):
 
 
 @dataclass(frozen=True)
-class Dropout(Elementwise):
+class RandomMask(Elementwise):
+    """A layer that sets elements to 0 at random in training, and does nothing otherwise.
+
+    Attributes:
+        rate: probability of a zero, at least 0 and less than 1.
+    """
+
+    rate: float = 0.5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0.0 <= self.rate < 1.0:
+            raise UserError(f"{self.kind} rate is {self.rate}; expected 0 ≤ rate < 1")
+
+
+@dataclass(frozen=True)
+class Dropout(RandomMask):
     """In training, sets each element to 0 with probability `rate`, else divides it by 1 − rate.
 
     The mask is a pure function of seed, step, sample and layer (`dptrain.philox`), so it does
@@ -531,12 +547,28 @@ class Dropout(Elementwise):
 
     kind: ClassVar[str] = "dropout"
 
-    rate: float = 0.5
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0.0 <= self.rate < 1.0:
-            raise UserError(f"dropout rate is {self.rate}; expected 0 ≤ rate < 1")
+@dataclass(frozen=True)
+class StochasticDepth(RandomMask):
+    """In training, sets whole samples to 0 with probability `rate`, else divides by 1 − rate.
+
+    At the end of the branch of a residual connection, it omits the branch for some samples. The
+    choice is a pure function of seed, step, sample and layer (`dptrain.philox`), so it does not
+    depend on the number of ranks. Files for other programs do not contain the layer.
+
+    Source: Huang et al., "Deep networks with stochastic depth", 2016, with the factor in training.
+
+    Attributes:
+        rate: probability of a zero, at least 0 and less than 1.
+
+    Example:
+        >>> from dptrain import Add, Conv2d, Input, StochasticDepth
+        >>> x = Input((8, 5, 5))
+        >>> Add()(x, StochasticDepth(0.1)(Conv2d(8)(x))).shape
+        (8, 5, 5)
+    """
+
+    kind: ClassVar[str] = "stochastic_depth"
 
 
 @dataclass(frozen=True)

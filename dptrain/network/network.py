@@ -363,7 +363,9 @@ class Network(metaclass=NamedArguments):
             in_maps = self._common_maps(name, shape, [maps[i] for i in inputs])
             parameters = layer.parameters(shape)
             statistics = tuple(replace(s, name=f"{name}.{s.name}") for s in layer.statistics(shape))
-            keeps_elements = math.prod(out) == math.prod(shape) and not parameters
+            # A matrix of weights mixes elements.
+            mixes = any(len(parameter.shape) > 1 for parameter in parameters)
+            keeps_elements = math.prod(out) == math.prod(shape) and not mixes
             out_maps = in_maps if len(out) == 1 and keeps_elements else _maps_of(out)
             parameters = tuple(replace(p, name=f"{name}.{p.name}") for p in parameters)
             nodes.append(

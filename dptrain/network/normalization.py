@@ -1,8 +1,8 @@
 """Descriptions of layers that normalise maps by means and variances.
 
 Each computes y = weight · (x − mean) / sqrt(variance + epsilon) + bias with a weight and a bias per
-channel. They differ in the elements over which mean and variance are taken. The variance is the
-mean square of the distances from the mean.
+channel; the elements of a vector are channels of one pixel. They differ in the elements over which
+mean and variance are taken. The variance is the mean square of the distances from the mean.
 """
 
 from __future__ import annotations
@@ -139,10 +139,13 @@ class GroupNorm(Normalization):
 
 @dataclass(frozen=True)
 class LayerNorm(Normalization):
-    """Normalisation of each pixel over its channels.
+    """Normalisation of each pixel over its channels, or of a vector over all of its elements.
 
     Source: Ba, Kiros and Hinton, "Layer normalization", 2016; over the channels of maps as in Liu
     et al., "A ConvNet for the 2020s", 2022.
     """
 
     kind: ClassVar[str] = "layernorm"
+
+    def output_shape(self, input_shape: Shape) -> Shape:
+        return input_shape if len(input_shape) == 1 else super().output_shape(input_shape)

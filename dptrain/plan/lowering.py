@@ -32,8 +32,9 @@ from enum import Enum
 from functools import cached_property
 from typing import Any, ClassVar, Protocol
 
-from dptrain.network.layers import Dropout, Layer, Parameter, Shape
+from dptrain.network.layers import Layer, Parameter, RandomMask, Shape
 from dptrain.network.network import Network, Node
+from dptrain.network.normalization import LayerNorm
 from dptrain.plan.limits import DeviceLimits
 from dptrain.plan.selection import Choice, KernelSelection
 
@@ -205,7 +206,8 @@ class Group:
     @property
     def infers(self) -> bool:
         """True if the group is computed as in inference: it is not trained and drops nothing."""
-        return not self.trained and Dropout not in self.kinds
+        draws = any(issubclass(kind, RandomMask) for kind in self.kinds)
+        return not self.trained and not draws
 
 
 def input_name(number: int) -> str:
@@ -275,6 +277,21 @@ class Storage:
 def canonical_storage(parameter: Parameter) -> Storage:
     """Return the storage that keeps the canonical layout."""
     return Storage(parameter.shape, tuple(range(len(parameter.shape))))
+
+
+def channels_last_storage(node: Node, parameter: Parameter) -> Storage:
+    """Return the storage for activations (N, H, W, C): the summed dimensions of weights come first.
+
+    Weights of convolutions are (R, S, C, K), those of dense layers (H·W·C, out), and those of the
+    elements of a flattened map have the order of the map.
+    """
+    if len(parameter.shape) == 4:
+        return Storage(parameter.shape, (2, 3, 1, 0))
+    if len(parameter.shape) == 2:
+        return Storage((parameter.shape[0], *node.input_maps), (2, 3, 1, 0))
+    if isinstance(node.layer, LayerNorm) and len(node.input_shape) == 1:
+        return Storage(node.input_maps, (1, 2, 0))
+    return canonical_storage(parameter)
 
 
 @dataclass(frozen=True)

@@ -50,6 +50,7 @@ from dptrain.network import (
     Dropout,
     Flatten,
     GlobalAveragePool2d,
+    GlobalMaxPool2d,
     GroupNorm,
     Layer,
     LayerNorm,
@@ -63,11 +64,12 @@ from dptrain.network import (
     NodeSpec,
     ReLU,
     Shape,
-    Sigmoid,
     SigmoidBinaryCrossEntropy,
     SoftmaxCrossEntropy,
+    StochasticDepth,
     SumPool2d,
 )
+from dptrain.network.activations import Tanh
 from dptrain.network.network import INPUT
 from dptrain.plan import SGD
 from dptrain.plan.freezing import planned_nodes, rate_factors
@@ -209,10 +211,10 @@ class _Builder:
         elif len(shape) == 3 and kind < 0.6:
             inputs[1] = self.add(Conv2d(1, 3), name)
         elif kind < 0.8:
-            same = [each for each, other in self.shapes.items() if other == shape]
-            inputs[1] = self.choose.choice(same[-5:])
-        # Products of products would grow beyond the range in which bounds of errors hold.
-        inputs[1] = self.add(Sigmoid(), inputs[1])
+            inputs[1] = self.choose.choice(self.candidates(lambda each: each == shape)[-5:])
+        # Products of products would grow beyond the range in which bounds of errors hold. The
+        # product with the sigmoid is SiLU, and is read as such.
+        inputs[1] = self.add(Tanh(), inputs[1])
         self.choose.shuffle(inputs)
         self.add(Multiply(), *inputs)
 
@@ -221,7 +223,7 @@ class _Builder:
 
     def _activation(self) -> Layer:
         return self.choose.choice((
-            ReLU(), ReLU(), ReLU(), LeakyReLU(0.1), *FUNCTIONS, Dropout(0.3),
+            ReLU(), ReLU(), ReLU(), LeakyReLU(0.1), *FUNCTIONS, Dropout(0.3), StochasticDepth(0.3),
         ))  # fmt: skip
 
     def _convolution(self, *, bias: bool | None = None) -> Conv2d:
@@ -260,6 +262,7 @@ class _Builder:
         """Return layers for maps; some are computed together by backends."""
         norm, pool = BatchNorm2d(epsilon=0.3), MaxPool2d(2, 2, padding="same")
         lrn = LocalResponseNorm(1, alpha=0.2)
+        globally = self.choose.choice((GlobalAveragePool2d(), GlobalMaxPool2d()))
         return self.choose.choice((
             (self._convolution(),), (self._convolution(),), (self._convolution(), ReLU()),
             (self._convolution(), ReLU(), pool), (self._convolution(), ReLU(), self._pooling()),
@@ -269,7 +272,7 @@ class _Builder:
             (self._normalization(),), (self._normalization(),), (self._activation(),),
             (self._activation(),), (self._pooling(),), (self._pooling(),),
             (self._channels(),),
-            (GlobalAveragePool2d(),) if self.choose.random() < 0.3 else (self._activation(),),
+            (globally,) if self.choose.random() < 0.3 else (self._activation(),),
             (Flatten(), Dense(self.choose.choice(WIDTHS))) if self.choose.random() < 0.3
             else (self._convolution(),),
         ))  # fmt: skip
@@ -278,6 +281,7 @@ class _Builder:
         dense = Dense(self.choose.choice(WIDTHS))
         return self.choose.choice((
             (dense,), (dense, ReLU()), (dense, ReLU(), Dropout(0.3)), (self._activation(),),
+            (LayerNorm(epsilon=0.3),),
         ))  # fmt: skip
 
     def finish(self, loss: Loss) -> None:

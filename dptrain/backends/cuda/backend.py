@@ -15,6 +15,7 @@ from dptrain.backends.cuda.combining import (
     ChannelSelectionOperation,
     ConcatenateOperation,
     GlobalAveragePoolOperation,
+    GlobalMaxPoolOperation,
     MultiplyOperation,
     bind_additions,
 )
@@ -31,7 +32,7 @@ from dptrain.backends.cuda.device.hardware import limits_of
 from dptrain.backends.cuda.device.launching import THREADS, launch
 from dptrain.backends.cuda.device.message import Message
 from dptrain.backends.cuda.elementwise.activations import ActivationOperation, statements
-from dptrain.backends.cuda.elementwise.dropout import DropoutOperation
+from dptrain.backends.cuda.elementwise.dropout import DropoutOperation, DropSamplesOperation
 from dptrain.backends.cuda.epilogues import EPILOGUES
 from dptrain.backends.cuda.normalization.batch_norm import (
     BatchNormOperation,
@@ -67,7 +68,13 @@ from dptrain.errors import UserError
 from dptrain.network.activations import ReLU
 from dptrain.network.biases import BiasAdd
 from dptrain.network.channels import ChannelShuffle, ChannelSlice
-from dptrain.network.combining import Add, Concatenate, GlobalAveragePool2d, Multiply
+from dptrain.network.combining import (
+    Add,
+    Concatenate,
+    GlobalAveragePool2d,
+    GlobalMaxPool2d,
+    Multiply,
+)
 from dptrain.network.elementwise import Activation
 from dptrain.network.layers import (
     AveragePool2d,
@@ -80,6 +87,7 @@ from dptrain.network.layers import (
     MaxPool2d,
     Parameter,
     Shape,
+    StochasticDepth,
     SumPool2d,
     entry_of,
 )
@@ -96,7 +104,7 @@ from dptrain.plan.lowering import (
     Precision,
     Setting,
     Storage,
-    canonical_storage,
+    channels_last_storage,
 )
 from dptrain.plan.optimizers import AVERAGE, LAMB, LARS, Adam, Optimizer, RMSProp, applied_rule
 from dptrain.plan.plan import Plan
@@ -110,6 +118,7 @@ OPERATIONS: Mapping[type[Layer], type[Operation[Any]]] = {
     Flatten: FlattenOperation,
     Activation: ActivationOperation,
     Dropout: DropoutOperation,
+    StochasticDepth: DropSamplesOperation,
     LocalResponseNorm: NormalizationOperation,
     BatchNorm2d: BatchNormOperation,
     FrozenBatchNorm2d: FrozenBatchNormOperation,
@@ -121,6 +130,7 @@ OPERATIONS: Mapping[type[Layer], type[Operation[Any]]] = {
     ChannelSlice: ChannelSelectionOperation,
     ChannelShuffle: ChannelSelectionOperation,
     GlobalAveragePool2d: GlobalAveragePoolOperation,
+    GlobalMaxPool2d: GlobalMaxPoolOperation,
     BiasAdd: BiasAddOperation,
 }
 """Operations by the first layer of a group, except dense layers and grouped convolutions."""
@@ -296,12 +306,7 @@ class CudaBackend(Backend):
         return message.slots, message.nbytes
 
     def storage(self, node: Node, parameter: Parameter) -> Storage:
-        """Return the layout of a parameter: (R, S, C, K) for Conv2d, (H·W·C, out) for Dense."""
-        if len(parameter.shape) == 1:
-            return canonical_storage(parameter)
-        if isinstance(node.layer, Conv2d):
-            return Storage(parameter.shape, (2, 3, 1, 0))
-        return Storage((parameter.shape[0], *node.input_maps), (2, 3, 1, 0))
+        return channels_last_storage(node, parameter)
 
     def operation(self, group: Group, setting: Setting) -> type[Operation[Any]]:
         """Return the class that computes a group."""

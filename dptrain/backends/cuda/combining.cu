@@ -137,6 +137,65 @@ extern "C" __global__ void __launch_bounds__(CHANNEL_THREADS)
     });
 }
 
+// The larger of two elements and its pixel. NaN is larger than all numbers; of equal elements, the
+// one at the first pixel is larger.
+struct Largest {
+    float value;
+    int pixel;
+
+    __device__ void take(const Largest& other) {
+        const bool is_nan = value != value, other_is_nan = other.value != other.value;
+        const bool is_equal = value == other.value || (is_nan && other_is_nan);
+        const bool is_larger = other_is_nan ? !is_nan : other.value > value;
+        if (is_equal ? other.pixel < pixel : is_larger) *this = other;
+    }
+};
+
+// y[n, c] and argmax[n, c] (int32) = maximum of x[n, :, c] and its pixel. Shapes and launch as for
+// global_average_pool_forward.
+extern "C" __global__ void __launch_bounds__(CHANNEL_THREADS)
+    global_max_pool_forward(const Number* __restrict__ x, Number* y, int* argmax, int pixels,
+                            int channels) {
+    wait_for_previous_kernel();
+    __shared__ Largest rows[BLOCK_ROWS][BLOCK_CHANNELS];
+    const ChannelThread thread(channels);
+    const int row = threadIdx.x / CHANNEL_VECTORS, last = min(pixels, BLOCK_ROWS);
+    if (thread.has_channels() && row < last) {
+        const int start = blockIdx.x * pixels;
+        const Floats first = load(x, thread.at(start + row));
+        Largest own[VECTOR];
+        for (int k = 0; k < VECTOR; ++k) own[k] = {first.at[k], row};
+        for (int pixel = row + BLOCK_ROWS; pixel < pixels; pixel += BLOCK_ROWS) {
+            const Floats values = load(x, thread.at(start + pixel));
+            for (int k = 0; k < VECTOR; ++k) own[k].take({values.at[k], pixel});
+        }
+        for (int k = 0; k < VECTOR; ++k)
+            rows[row][threadIdx.x % CHANNEL_VECTORS * VECTOR + k] = own[k];
+    }
+    __syncthreads();
+    const int c = blockIdx.y * BLOCK_CHANNELS + threadIdx.x;
+    if (threadIdx.x >= BLOCK_CHANNELS || c >= channels) return;
+    Largest largest = rows[0][threadIdx.x];
+    for (int other = 1; other < last; ++other) largest.take(rows[other][threadIdx.x]);
+    y[blockIdx.x * channels + c] = from_float<Number>(largest.value);
+    argmax[blockIdx.x * channels + c] = largest.pixel;
+}
+
+// dx[n, pixel, c] = dy[n, c] if pixel is argmax[n, c], else 0; count = samples · pixels · C.
+extern "C" __global__ void global_max_pool_backward(const Number* dy, const int* argmax, Number* dx,
+                                                    int pixels, int channels, int count) {
+    wait_for_previous_kernel();
+    int i;
+    if (!vector_index(count, i)) return;
+    const int vectors = channels / VECTOR, pixel = i / vectors;
+    const int from = pixel / pixels * vectors + i % vectors;
+    Floats gradient = load(dy, from);
+    const Vector<int> chosen = load_vector(argmax, from);
+    for (int k = 0; k < VECTOR; ++k)
+        gradient.at[k] = chosen.at[k] == pixel % pixels ? gradient.at[k] : 0.0f;
+    store(dx, i, gradient);
+}
+
 // dx[n, pixel, c] = dy[n, c] / pixels; count = samples · pixels · C.
 extern "C" __global__ void global_average_pool_backward(const Number* dy, Number* dx, int pixels,
                                                         int channels, int count) {

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -17,8 +17,8 @@ from dptrain.backends.products import OTHER, product_needs
 from dptrain.backends.replica import Context, GradientAddition, Kernel
 from dptrain.network.activations import ReLU
 from dptrain.network.channels import ChannelLayer, Selection
-from dptrain.network.combining import Add, Concatenate, GlobalAveragePool2d, Multiply
-from dptrain.plan.lowering import Access, Group, GroupNeeds, Phase, Setting, input_name
+from dptrain.network.combining import Add, Concatenate, GlobalPool2d, Multiply
+from dptrain.plan.lowering import Access, BufferSpec, Group, GroupNeeds, Phase, Setting, input_name
 
 
 def addition(replica: CudaReplica, x: Array, x2: Array, y: Array, *, relu: bool = False) -> Kernel:
@@ -215,21 +215,33 @@ class ChannelSelectionOperation(SingleLayerOperation[ChannelLayer]):
         return run
 
 
-class GlobalAveragePoolOperation(SingleLayerOperation[GlobalAveragePool2d]):
-    """Mean of each map over all pixels."""
+class _GlobalPoolOperation(SingleLayerOperation[GlobalPool2d]):
+    """A number of all pixels of each map.
+
+    Class attributes:
+        name: start of the names of the kernels.
+        saved: buffers with the shape of the output that forward writes for backward, with dtypes.
+    """
+
+    name: ClassVar[str]
+    saved: ClassVar[Mapping[str, str]] = {}
+
+    @classmethod
+    def buffers(cls, shape: tuple[int, ...], setting: Setting) -> dict[str, BufferSpec]:
+        return {name: BufferSpec(shape, dtype) for name, dtype in cls.saved.items()}
 
     def forward(self) -> Kernel:
         channels, pixels = self._sizes()
         layout = ChannelLaunch.of(channels, self.setting, sums=True)
-        function = layout.function(self, "combining.cu", "global_average_pool_forward")
-        arguments = self.arrays["x"], self.arrays["y"], np.int32(pixels), np.int32(channels)
+        function = layout.function(self, "combining.cu", f"{self.name}_forward")
+        arguments = *self._arrays("x", "y", *self.saved), np.int32(pixels), np.int32(channels)
         return _launch_samples(function, layout, arguments)
 
     def backward(self) -> Kernel:
         channels, pixels = self._sizes()
         width = self.vector_width(channels)
-        function = self.function("combining.cu", "global_average_pool_backward", VECTOR=width)
-        arguments = self.arrays["dy"], self.arrays["dx"], np.int32(pixels), np.int32(channels)
+        function = self.function("combining.cu", f"{self.name}_backward", VECTOR=width)
+        arguments = *self._arrays("dy", *self.saved, "dx"), np.int32(pixels), np.int32(channels)
 
         def run(context: Context) -> None:
             count = context.n * pixels * channels
@@ -237,10 +249,26 @@ class GlobalAveragePoolOperation(SingleLayerOperation[GlobalAveragePool2d]):
 
         return run
 
+    def _arrays(self, *names: str) -> list[Array]:
+        return [self.arrays[name] for name in names]
+
     def _sizes(self) -> tuple[int, int]:
         """Return channels, and pixels of a sample."""
         channels, *sides = self.group.head.input_maps
         return channels, math.prod(sides)
+
+
+class GlobalAveragePoolOperation(_GlobalPoolOperation):
+    """Mean of each map over all pixels."""
+
+    name: ClassVar[str] = "global_average_pool"
+
+
+class GlobalMaxPoolOperation(_GlobalPoolOperation):
+    """Maximum of each map. The gradient goes to the first maximum."""
+
+    name: ClassVar[str] = "global_max_pool"
+    saved: ClassVar[Mapping[str, str]] = {"argmax": "int32"}
 
 
 def _launch_samples(function: Function, layout: ChannelLaunch, arguments: Sequence[Any]) -> Kernel:

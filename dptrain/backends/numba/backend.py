@@ -52,7 +52,13 @@ from dptrain.native.threads import Launch, ThreadPool
 from dptrain.network.activations import ReLU
 from dptrain.network.biases import BiasAdd
 from dptrain.network.channels import ChannelShuffle, ChannelSlice
-from dptrain.network.combining import Add, Concatenate, GlobalAveragePool2d, Multiply
+from dptrain.network.combining import (
+    Add,
+    Concatenate,
+    GlobalAveragePool2d,
+    GlobalMaxPool2d,
+    Multiply,
+)
 from dptrain.network.elementwise import Activation
 from dptrain.network.layers import (
     AveragePool2d,
@@ -65,6 +71,7 @@ from dptrain.network.layers import (
     MaxPool2d,
     Parameter,
     Shape,
+    StochasticDepth,
     SumPool2d,
     entry_of,
 )
@@ -79,7 +86,7 @@ from dptrain.plan.lowering import (
     Precision,
     Setting,
     Storage,
-    canonical_storage,
+    channels_last_storage,
 )
 from dptrain.plan.optimizers import AVERAGE, LAMB, Adam, AdamW, RMSProp, applied_rule
 from dptrain.plan.plan import INPUT, Plan
@@ -94,6 +101,7 @@ OPERATIONS: Mapping[type[Layer], type[Operation[Any]]] = {
     Flatten: operations.Alias,
     Activation: operations.ActivationOperation,
     Dropout: operations.Drop,
+    StochasticDepth: operations.DropSamples,
     LocalResponseNorm: operations.ResponseNorm,
     BiasAdd: operations.BiasAddition,
     BatchNorm2d: batch_norm_operation.BatchNormalization,
@@ -106,6 +114,7 @@ OPERATIONS: Mapping[type[Layer], type[Operation[Any]]] = {
     ChannelSlice: graph_operations.ChannelSelection,
     ChannelShuffle: graph_operations.ChannelSelection,
     GlobalAveragePool2d: graph_operations.GlobalAverage,
+    GlobalMaxPool2d: graph_operations.GlobalMaximum,
 }
 """The operation of a group of layers, by the type of its first layer."""
 
@@ -157,14 +166,7 @@ class NumbaBackend(Backend):
         return isinstance(group.head.layer, BatchNorm2d | FrozenBatchNorm2d)
 
     def storage(self, node: Node, parameter: Parameter) -> Storage:
-        """Store weights as (R, S, C, K) and (H·W·C, out), so that the summed dimensions come
-        first.
-        """
-        if len(parameter.shape) == 1:
-            return canonical_storage(parameter)
-        if isinstance(node.layer, Conv2d):
-            return Storage(parameter.shape, (2, 3, 1, 0))
-        return Storage((parameter.shape[0], *node.input_maps), (2, 3, 1, 0))
+        return channels_last_storage(node, parameter)
 
     def needs(self, group: Group, setting: Setting) -> GroupNeeds:
         needs = operation_of(group).needs(group, setting)

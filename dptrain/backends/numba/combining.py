@@ -1,4 +1,4 @@
-"""Sums, products and concatenations of maps, and the mean over all pixels."""
+"""Sums, products and concatenations of maps, and what is made of all pixels of a map."""
 
 from __future__ import annotations
 
@@ -120,6 +120,38 @@ def mean_of_pixels(items: Items, x: Array, y: Array) -> None:
                 total[c] += row[c]
         for c in range(channels):
             total[c] *= factor
+
+
+@kernel
+def max_of_pixels(items: Items, x: Array, y: Array, argmax: Array) -> None:
+    """y and argmax = maximum over the pixels of x (N, H·W, C) and its pixel; items are samples.
+
+    Of equal elements, the first one is the maximum. NaN is larger than all numbers.
+    """
+    pixels, channels = x.shape[1], np.uintp(x.shape[2])
+    for n in range(items.start, items.stop):
+        largest, chosen = y[n], argmax[n]
+        for c in range(channels):
+            largest[c] = x[n, 0, c]
+            chosen[c] = 0
+        for p in range(1, pixels):
+            row = x[n, p]
+            for c in range(channels):
+                is_larger = not row[c] <= largest[c] and largest[c] == largest[c]
+                largest[c] = row[c] if is_larger else largest[c]
+                chosen[c] = p if is_larger else chosen[c]
+
+
+@kernel
+def max_of_pixels_backward(items: Items, dy: Array, dx: Array, argmax: Array) -> None:
+    """dx (N, H·W, C) = dy at the pixels argmax (N, C), else 0; items are samples."""
+    pixels, channels = dx.shape[1], np.uintp(dx.shape[2])
+    for n in range(items.start, items.stop):
+        gradient, chosen = dy[n], argmax[n]
+        for p in range(pixels):
+            row = dx[n, p]
+            for c in range(channels):
+                row[c] = gradient[c] if chosen[c] == p else np.float32(0.0)
 
 
 @kernel

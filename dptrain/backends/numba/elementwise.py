@@ -20,6 +20,18 @@ BAND = 4096
 
 
 @kernel
+def scale_samples(items: Items, x: Array, y: Array, factors: Array) -> None:
+    """y = x · factor of the sample for x and y (N, elements); items are samples.
+
+    Y may be x. A product with 0 keeps a NaN.
+    """
+    for n in range(items.start, items.stop):
+        row, result, factor = x[n], y[n], factors[n]
+        for i in range(np.uintp(x.shape[1])):
+            result[i] = row[i] * factor
+
+
+@kernel
 def channels_last(items: Items, target: Array, source: Array) -> None:
     """Transpose source (N, C, H·W) to target (N, H·W, C); items are `num_bands` of each sample."""
     channels, pixels = source.shape[1], source.shape[2]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 from numpy.typing import NDArray
 
@@ -15,8 +16,8 @@ from dptrain.backends.replica import GradientAddition
 from dptrain.native.threads import ThreadPool
 from dptrain.network.activations import ReLU
 from dptrain.network.channels import ChannelLayer, Selection
-from dptrain.network.combining import Add, Concatenate, GlobalAveragePool2d, Multiply
-from dptrain.plan.lowering import Access, Group, GroupNeeds, Phase, Setting, input_name
+from dptrain.network.combining import Add, Concatenate, GlobalPool2d, Multiply
+from dptrain.plan.lowering import Access, BufferSpec, Group, GroupNeeds, Phase, Setting, input_name
 
 
 def _inputs(group: Group) -> tuple[str, ...]:
@@ -146,19 +147,36 @@ class ChannelSelection(Operation[ChannelLayer]):
         return each(bound, len(y) // len(self.arrays[target]))
 
 
-class GlobalAverage(Operation[GlobalAveragePool2d]):
-    """Mean over all pixels."""
+class _GlobalPooling(Operation[GlobalPool2d]):
+    """A number of all pixels of a map.
+
+    Class attributes:
+        saved: buffers with the shape of the output that forward writes for backward, with dtypes.
+    """
+
+    saved: ClassVar[Mapping[str, str]] = {}
 
     @classmethod
     def needs(cls, group: Group, setting: Setting) -> GroupNeeds:
-        phases = {Phase.FORWARD: Access(("x",), ("y",))}
+        shape = (setting.batch_size, *group.head.output_maps)
+        buffers = {name: BufferSpec(shape, dtype) for name, dtype in cls.saved.items()}
+        phases = {Phase.FORWARD: Access(("x",), ("y", *buffers))}
         if group.gradients:
-            phases[Phase.BACKWARD] = Access(("dy",), ("dx",))
-        return GroupNeeds(phases)
+            phases[Phase.BACKWARD] = Access(("dy", *buffers), ("dx",))
+        return GroupNeeds(phases, buffers)
 
     def _maps(self, name: str) -> NDArray[Any]:
         array = self.arrays[name]
         return array.reshape(len(array), -1, array.shape[-1])
+
+    def _stage(self, kernel: Any, *arrays: NDArray[Any]) -> StageKernel:
+        grain = grain_of(math.prod(self.group.head.input_shape))
+        bound = self.thread_pool.bind(kernel, *arrays, *map(self.rows, self.saved), grain=grain)
+        return each(bound, 1)
+
+
+class GlobalAverage(_GlobalPooling):
+    """Mean over all pixels."""
 
     def forward(self) -> StageKernel:
         """Return the stage that writes y."""
@@ -168,9 +186,19 @@ class GlobalAverage(Operation[GlobalAveragePool2d]):
         """Return the stage that writes dx."""
         return self._stage(combining.mean_of_pixels_backward, self.rows("dy"), self._maps("dx"))
 
-    def _stage(self, kernel: Any, *arrays: NDArray[Any]) -> StageKernel:
-        grain = grain_of(self._maps("x")[0].size)
-        return each(self.thread_pool.bind(kernel, *arrays, grain=grain), 1)
+
+class GlobalMaximum(_GlobalPooling):
+    """Maximum over all pixels."""
+
+    saved: ClassVar[Mapping[str, str]] = {"argmax": "int32"}
+
+    def forward(self) -> StageKernel:
+        """Return the stage that writes y."""
+        return self._stage(combining.max_of_pixels, self._maps("x"), self.rows("y"))
+
+    def backward(self) -> StageKernel:
+        """Return the stage that writes dx."""
+        return self._stage(combining.max_of_pixels_backward, self.rows("dy"), self._maps("dx"))
 
 
 def bind_additions(pool: ThreadPool, additions: Sequence[GradientAddition]) -> StageKernel:

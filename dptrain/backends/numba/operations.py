@@ -9,6 +9,7 @@ import math
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any, ClassVar, Generic, TypeVar, cast
 
 import numpy as np
@@ -26,9 +27,16 @@ from dptrain.native.jit import Kernel
 from dptrain.native.threads import Launch, ThreadPool
 from dptrain.network.biases import BiasAdd
 from dptrain.network.elementwise import Activation
-from dptrain.network.layers import Dropout, Flatten, Layer, LocalResponseNorm, Pool2d
+from dptrain.network.layers import (
+    Dropout,
+    Flatten,
+    Layer,
+    LocalResponseNorm,
+    Pool2d,
+    StochasticDepth,
+)
 from dptrain.network.network import Node
-from dptrain.philox import threshold
+from dptrain.philox import dropout_keep, threshold
 from dptrain.plan.lowering import (
     Access,
     BufferSpec,
@@ -297,6 +305,42 @@ class Drop(_Single[Dropout]):
 
     def backward(self) -> StageKernel:
         return self._mask().backward(self.rows("dy"), self.rows("dx"))
+
+
+class DropSamples(_Single[StochasticDepth]):
+    """Stochastic depth: one choice of `dptrain.philox` for each sample, in place if possible."""
+
+    in_place: ClassVar[bool] = True
+
+    @classmethod
+    def needs(cls, group: Group, setting: Setting) -> GroupNeeds:
+        return super().needs(group, setting) if setting.training else GroupNeeds(alias=True)
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        # No buffer of the plan, because it is written before the first stage of a step runs.
+        self._factors = np.ones(self.setting.batch_size, np.float32)
+
+    def forward(self) -> StageKernel:
+        launch, factors, rate = self._launch("x", "y"), self._factors, self.layer.rate
+        draw = partial(dropout_keep, rate, 1, seed=self.seed, layer=self.group.head.index)
+
+        def prepare(context: Context) -> None:
+            factors[:] = 1.0
+            if context.training:
+                kept = draw(step=context.step, samples=context.samples)
+                factors[: context.n] = kept[:, 0] / (1.0 - rate)
+            launch.set(context.n)
+
+        return StageKernel((launch,), prepare, every_step=True)
+
+    def backward(self) -> StageKernel:
+        return each(self._launch("dy", "dx"), 1)
+
+    def _launch(self, source: str, target: str) -> Launch:
+        bind, grain = self.thread_pool.bind, grain_of(self.size)
+        arrays = self.rows(source), self.rows(target), self._factors
+        return bind(elementwise.scale_samples, *arrays, grain=grain)
 
 
 def pool_of(node: Node, *argmax: NDArray[Any]) -> Pool:

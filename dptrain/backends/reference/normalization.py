@@ -203,6 +203,8 @@ class FrozenBatchNormalization(Operation[FrozenBatchNorm2d]):
 class _SampleNormalization(WeightedOperation[N]):
     """A normalisation whose mean and variance are those of elements of one sample.
 
+    Vectors are maps of one pixel.
+
     Class attributes:
         axes: the axes of the divided maps (N, G, C/G, H, W) over which mean and variance are taken.
     """
@@ -221,6 +223,10 @@ class _SampleNormalization(WeightedOperation[N]):
     @abstractmethod
     def num_groups(self) -> int:
         """Return the number of groups G of channels."""
+
+    def _maps(self, name: str, n: int) -> NDArray[Any]:
+        """Return the first n samples of an array as (n, C, H, W)."""
+        return self.arrays[name][:n].reshape(n, *(*self.node.output_shape, 1, 1)[:3])
 
     def _divided(self, maps: NDArray[Any]) -> NDArray[Any]:
         """Return maps (n, C, H, W) as (n, G, C/G, H, W)."""
@@ -242,20 +248,22 @@ class _SampleNormalization(WeightedOperation[N]):
 
     def forward(self, context: Context) -> None:
         a, n = self.arrays, context.n
-        normalized, _ = self._normalized(a["x"][:n])
-        a["y"][:n] = _by_channel(a["weight"]) * normalized + _by_channel(a["bias"])
+        normalized, _ = self._normalized(self._maps("x", n))
+        y = _by_channel(a["weight"]) * normalized + _by_channel(a["bias"])
+        a["y"][:n] = y.reshape(a["y"][:n].shape)
 
     def backward_weight(self, context: Context) -> None:
         a, n = self.arrays, context.n
-        normalized, _ = self._normalized(a["x"][:n])
-        a["dweight"][:] = (a["dy"][:n] * normalized).sum(axis=_OVER_CHANNEL)
-        a["dbias"][:] = a["dy"][:n].sum(axis=_OVER_CHANNEL)
+        dy, (normalized, _) = self._maps("dy", n), self._normalized(self._maps("x", n))
+        a["dweight"][:] = (dy * normalized).sum(axis=_OVER_CHANNEL)
+        a["dbias"][:] = dy.sum(axis=_OVER_CHANNEL)
 
     def backward_input(self, context: Context) -> None:
         a, n = self.arrays, context.n
-        normalized, inverse = self._normalized(a["x"][:n])
-        g = a["dy"][:n] * _by_channel(a["weight"])
-        a["dx"][:n] = inverse * (g - self._mean(g) - normalized * self._mean(g * normalized))
+        normalized, inverse = self._normalized(self._maps("x", n))
+        g = self._maps("dy", n) * _by_channel(a["weight"])
+        dx = inverse * (g - self._mean(g) - normalized * self._mean(g * normalized))
+        a["dx"][:n] = dx.reshape(a["dx"][:n].shape)
 
 
 class GroupNormalization(_SampleNormalization[GroupNorm]):

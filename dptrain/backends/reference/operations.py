@@ -19,7 +19,7 @@ from dptrain.backends.reference.combining import (
 )
 from dptrain.backends.reference.convolution import Convolution
 from dptrain.backends.reference.dense import BiasAddition, FullyConnected
-from dptrain.backends.reference.dropout import Drop
+from dptrain.backends.reference.dropout import Drop, DropSamples
 from dptrain.backends.reference.normalization import (
     BatchNormalization,
     FrozenBatchNormalization,
@@ -31,12 +31,19 @@ from dptrain.backends.reference.operation import Alias, Operation
 from dptrain.backends.reference.pooling import (
     AveragePooling,
     GlobalAveragePooling,
+    GlobalMaxPooling,
     MaxPooling,
     SumPooling,
 )
 from dptrain.network.biases import BiasAdd
 from dptrain.network.channels import ChannelShuffle, ChannelSlice
-from dptrain.network.combining import Add, Concatenate, GlobalAveragePool2d, Multiply
+from dptrain.network.combining import (
+    Add,
+    Concatenate,
+    GlobalAveragePool2d,
+    GlobalMaxPool2d,
+    Multiply,
+)
 from dptrain.network.elementwise import Activation
 from dptrain.network.layers import (
     AveragePool2d,
@@ -47,6 +54,7 @@ from dptrain.network.layers import (
     Layer,
     LocalResponseNorm,
     MaxPool2d,
+    StochasticDepth,
     SumPool2d,
     entry_of,
 )
@@ -60,9 +68,11 @@ OPERATIONS: Mapping[type[Layer], type[Operation[Any]]] = {
     AveragePool2d: AveragePooling,
     SumPool2d: SumPooling,
     GlobalAveragePool2d: GlobalAveragePooling,
+    GlobalMaxPool2d: GlobalMaxPooling,
     Flatten: Alias,
     Activation: ActivationOperation,
     Dropout: Drop,
+    StochasticDepth: DropSamples,
     BatchNorm2d: BatchNormalization,
     FrozenBatchNorm2d: FrozenBatchNormalization,
     GroupNorm: GroupNormalization,

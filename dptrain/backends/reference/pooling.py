@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from dptrain.backends.reference.operation import Operation
 from dptrain.backends.reference.windows import pad, scatter_windows, windows_of
 from dptrain.backends.replica import Context
-from dptrain.network.combining import GlobalAveragePool2d
+from dptrain.network.combining import GlobalAveragePool2d, GlobalMaxPool2d
 from dptrain.network.layers import AveragePool2d, MaxPool2d, Pool2d, SumPool2d
 
 P = TypeVar("P", bound=Pool2d)
@@ -98,3 +98,22 @@ class GlobalAveragePooling(Operation[GlobalAveragePool2d]):
         a, n = self.arrays, context.n
         height, width = self.node.input_shape[1:]
         a["dx"][:n] = a["dy"][:n] / (height * width)
+
+
+class GlobalMaxPooling(Operation[GlobalMaxPool2d]):
+    """The maximum of each map. The gradient goes to the first of the largest elements."""
+
+    saved: ClassVar[Mapping[str, str]] = {"argmax": "int64"}
+
+    def forward(self, context: Context) -> None:
+        a, n = self.arrays, context.n
+        maps = a["x"][:n].reshape(n, self.node.output_shape[0], -1)
+        a["y"][:n, :, 0, 0] = maps.max(axis=2)
+        if context.training and not self.group.infers:
+            a["argmax"][:n, :, 0, 0] = maps.argmax(axis=2)
+
+    def backward(self, context: Context) -> None:
+        a, n = self.arrays, context.n
+        pixels = np.arange(math.prod(self.node.input_shape[1:]))
+        dx = (a["argmax"][:n, :, 0] == pixels) * a["dy"][:n, :, 0]
+        a["dx"][:n] = dx.reshape(a["dx"][:n].shape)

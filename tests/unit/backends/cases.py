@@ -30,6 +30,7 @@ from dptrain.network import (
     Dropout,
     Flatten,
     GlobalAveragePool2d,
+    GlobalMaxPool2d,
     GroupNorm,
     Layer,
     LayerNorm,
@@ -47,6 +48,7 @@ from dptrain.network import (
     SiLU,
     SoftmaxCrossEntropy,
     SoftmaxSquaredError,
+    StochasticDepth,
     SumPool2d,
 )
 from dptrain.network.activations import ELU, Clip, Tanh
@@ -55,8 +57,8 @@ from dptrain.network.elementwise import Activation
 FEATURES: dict[type[Layer], str] = {
     layer: layer.kind
     for layer in (
-        *ACTIVATIONS.values(), GlobalAveragePool2d, BatchNorm2d, GroupNorm, LayerNorm, Multiply,
-        ChannelSlice, ChannelShuffle,
+        *ACTIVATIONS.values(), GlobalAveragePool2d, GlobalMaxPool2d, StochasticDepth,
+        BatchNorm2d, GroupNorm, LayerNorm, Multiply, ChannelSlice, ChannelShuffle,
     )
     if layer not in (ReLU, Sigmoid)
 }  # fmt: skip
@@ -283,7 +285,7 @@ def _elementwise() -> list[Case]:
         ("64 channels", (1, 64, 2, 3), LocalResponseNorm(4, alpha=0.1)),
     ]
     cases = [behind_maps(f"lrn: {name}", shape, [layer]) for name, shape, layer in lrn]
-    for layer in (Dropout(0.3), *FUNCTIONS):
+    for layer in (Dropout(0.3), StochasticDepth(0.4), *FUNCTIONS):
         values = "".join(f" {value}" for value in vars(layer).values())
         name = f"{layer.kind}{values}" if isinstance(layer, Activation) else layer.kind
         cases += [
@@ -292,7 +294,7 @@ def _elementwise() -> list[Case]:
             behind_maps(f"{name}: alone", (1, 5, 3, 2), [Sigmoid(), layer, Sigmoid()]),
         ]
     # The shape makes no difference to the functions that no backend fuses.
-    for layer in (ReLU(), Dropout(0.3), GELU()):
+    for layer in (ReLU(), Dropout(0.3), StochasticDepth(0.4), GELU()):
         cases += [
             behind_maps(f"{layer.kind}: one pixel", (1, 1, 1, 1), [layer]),
             behind_vector(f"{layer.kind}: vector", (3, 13), [layer]),
@@ -319,14 +321,23 @@ def _normalizations() -> list[Case]:
         ("one pixel", (3, 11, 1, 1), LayerNorm()),
         ("64 channels", (2, 64, 3, 2), LayerNorm(epsilon=0.01)),
     ]
-    return [behind_maps(f"{layer.kind}: {name}", shape, [layer]) for name, shape, layer in table]
+    vectors = [((3, 13), LayerNorm()), ((1, 64), LayerNorm(epsilon=0.1)), ((4, 37), LayerNorm())]
+    flattened = [Flatten(), LayerNorm(), Dense(7)]
+    return [
+        *(behind_maps(f"{layer.kind}: {name}", shape, [layer]) for name, shape, layer in table),
+        *(behind_vector(f"layernorm: {width} elements", (n, width), [layer])
+          for (n, width), layer in vectors),
+        behind_maps("layernorm: flattened maps", (2, 3, 5, 2), flattened),
+        behind_maps("layernorm: flattened maps last", (2, 4, 3, 2), flattened[:2]),
+    ]  # fmt: skip
 
 
 def _global_pooling() -> list[Case]:
     shapes = {"one pixel": (2, 3, 1, 1), "primes": (2, 5, 3, 7), "64 channels": (3, 64, 2, 2)}
     return [
-        behind_maps(f"globalavgpool: {name}", shape, [GlobalAveragePool2d()])
-        for name, shape in shapes.items()
+        behind_maps(f"{layer.kind}: {name}", shape, [layer])
+        for layer in (GlobalAveragePool2d(), GlobalMaxPool2d())
+        for name, shape in {**shapes, "600 pixels": (1, 2, 24, 25)}.items()
     ]
 
 

@@ -25,9 +25,9 @@ from dptrain.network import (
     Concatenate,
     Conv2d,
     Dense,
-    Dropout,
     Flatten,
     GlobalAveragePool2d,
+    GlobalMaxPool2d,
     GroupNorm,
     LayerNorm,
     LocalResponseNorm,
@@ -35,10 +35,12 @@ from dptrain.network import (
     Multiply,
     Network,
     Node,
+    StochasticDepth,
     SumPool2d,
     expressions,
 )
 from dptrain.network.elementwise import Activation, Formula
+from dptrain.network.layers import RandomMask
 from dptrain.network.network import INPUT
 from dptrain.philox import dropout_keep
 from tests.lazy import LazyModule
@@ -91,7 +93,7 @@ def _normalize(node: Node, x: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
         return functional.batch_norm(x, mean, variance, weight, bias, training, eps=layer.epsilon)
     if isinstance(layer, GroupNorm):
         return functional.group_norm(x, layer.groups, weight, bias, layer.epsilon)
-    last = x.movedim(1, -1)
+    last = x.movedim(1, -1)  # A vector stays as it is.
     return functional.layer_norm(last, last.shape[-1:], weight, bias, layer.epsilon).movedim(-1, 1)
 
 
@@ -132,13 +134,15 @@ def _apply(
         return _sum_pool(x, layer, node)
     if isinstance(layer, GlobalAveragePool2d):
         return functional.adaptive_avg_pool2d(x, 1)
+    if isinstance(layer, GlobalMaxPool2d):
+        return functional.adaptive_max_pool2d(x, 1)
     if isinstance(layer, LocalResponseNorm):
         # PyTorch takes the mean over the window of squares where we take the sum.
         size = 2 * layer.radius + 1
         return functional.local_response_norm(x, size, layer.alpha * size, layer.beta, layer.bias)
     if isinstance(layer, BatchNorm2d | GroupNorm | LayerNorm):
         return _normalize(node, x, weights)
-    if isinstance(layer, Dropout):
+    if isinstance(layer, RandomMask):
         return x * _dropout_factor(node, layer, keys) if keys else x
     if isinstance(layer, Flatten):
         return x.flatten(1)
@@ -162,8 +166,11 @@ def _forward(
     return tensors
 
 
-def _dropout_factor(node: Node, layer: Dropout, keys: Mapping[str, object]) -> Tensor:
+def _dropout_factor(node: Node, layer: RandomMask, keys: Mapping[str, object]) -> Tensor:
     """Our mask: PyTorch's own random numbers cannot be keyed by sample."""
+    if isinstance(layer, StochasticDepth):
+        kept = dropout_keep(layer.rate, 1, layer=node.index, **keys)
+        return torch.tensor(kept / (1.0 - layer.rate)).reshape(-1, *[1] * len(node.output_shape))
     channels, height, width = node.output_maps
     keep = dropout_keep(layer.rate, channels * height * width, layer=node.index, **keys)
     ordered = keep.reshape(-1, height, width, channels).transpose(0, 3, 1, 2)
@@ -298,9 +305,12 @@ def _majorant(
         # The value of the maximum, the gradient of the sum: whichever element is the largest.
         total = _sum_pool(x, layer, node)
         return total + (_apply(node, inputs, weights, {}) - total).detach()
+    if isinstance(layer, GlobalMaxPool2d):
+        total = x.sum(dim=(2, 3), keepdim=True)
+        return total + (_apply(node, inputs, weights, {}) - total).detach()
     if isinstance(layer, Activation):
         return _function_majorant(layer, x)
-    if isinstance(layer, Dropout):
+    if isinstance(layer, RandomMask):
         return x / (1.0 - layer.rate)
     if isinstance(layer, LocalResponseNorm):
         window = (2 * layer.radius + 1) * float(x.detach().max()) ** 2
@@ -352,7 +362,10 @@ def _normalization_majorant(
     """
     layer = node.layer
     assert isinstance(layer, BatchNorm2d | GroupNorm | LayerNorm)
-    weight, bias = (weights[f"{node.name}.{part}"].reshape(-1, 1, 1) for part in ("weight", "bias"))
+    sides = [1] * (x.dim() - 2)
+    weight, bias = (
+        weights[f"{node.name}.{part}"].reshape(-1, *sides) for part in ("weight", "bias")
+    )
     if f"{node.name}.running_mean" in weights:
         mean, variance = (
             weights[f"{node.name}.running_{part}"].reshape(-1, 1, 1) for part in ("mean", "var")

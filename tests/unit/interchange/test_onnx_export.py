@@ -34,6 +34,7 @@ from dptrain.network import (
     NodeSpec,
     ReLU,
     SigmoidBinaryCrossEntropy,
+    StochasticDepth,
 )
 from dptrain.training.evaluation.model import TrainedModel
 from dptrain.training.persistence.weights import load_weights
@@ -79,16 +80,20 @@ def assert_imported(path: Path, model: TrainedModel, raw: NDArray[Any]) -> None:
 
 
 def described(network: Network) -> dict[str, tuple[object, tuple[str, ...]]]:
-    """Return layers and inputs; files have pads as numbers, and round α of response norms."""
-    return {
-        node.name: (
-            type(node.layer)
-            if hasattr(node.layer, "pads") or isinstance(node.layer, LocalResponseNorm)
-            else node.layer,
-            node.inputs,
-        )
-        for node in network.nodes
-    }
+    """Return layers and inputs; files have pads as numbers, and round α of response norms.
+
+    They do not contain stochastic depth.
+    """
+    omitted: dict[str, str] = {}
+    found: dict[str, tuple[object, tuple[str, ...]]] = {}
+    for node in network.nodes:
+        inputs = tuple(omitted.get(name, name) for name in node.inputs)
+        if isinstance(node.layer, StochasticDepth):
+            omitted[node.name] = inputs[0]
+            continue
+        rounded = hasattr(node.layer, "pads") or isinstance(node.layer, LocalResponseNorm)
+        found[node.name] = (type(node.layer) if rounded else node.layer, inputs)
+    return found
 
 
 def test_every_layer_has_operators() -> None:

@@ -33,6 +33,7 @@ from dptrain.network import (
     Conv2d,
     Dense,
     Flatten,
+    GlobalMaxPool2d,
     GroupNorm,
     Layer,
     LayerNorm,
@@ -131,7 +132,10 @@ OPERATORS: dict[str, tuple[list[tuple[str, list[str], dict[str, Any]]], Arrays, 
         [("MaxPool", [], {"kernel_shape": [2, 2], "strides": [2, 2], "ceil_mode": 1})], {},
         MaxPool2d,
     ),
-    "global maximum": ([("GlobalMaxPool", [], {})], {}, MaxPool2d),
+    "global maximum": ([("GlobalMaxPool", [], {})], {}, GlobalMaxPool2d),
+    "maximum of pixels": (
+        [("ReduceMax", ["axes"], {})], {"axes": np.array([3, 2])}, GlobalMaxPool2d
+    ),
     "gelu": ([("Gelu", [], {})], {}, GELU),
     "mean": ([("ReduceMean", ["axes"], {"keepdims": 0})], {"axes": np.array([-2, -1])}, Flatten),
     "mean, squeezed": (
@@ -226,6 +230,82 @@ def test_files_of_pytorch(tmp_path: Path) -> None:
     )  # fmt: skip
     network = check(path, (3, 13, 9))
     assert network.num_parameters == sum(p.numel() for p in model.parameters()) - 16
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("opset", [13, 17])
+@pytest.mark.parametrize("is_own", [True, False])
+def test_blocks_with_channels_last(opset: int, is_own: bool, tmp_path: Path) -> None:
+    """Layer normalisations and dense layers on the last axis, as in ConvNeXt; opset 13 has no
+    LayerNormalization. The last one is over all elements of a vector.
+    """
+    import torch
+    from torch import nn
+
+    class ChannelNorm(nn.LayerNorm):
+        def forward(self, x: Any) -> Any:
+            if is_own:
+                mean = x.mean(1, keepdim=True)
+                x = (x - mean) / torch.sqrt((x - mean).pow(2).mean(1, keepdim=True) + self.eps)
+                return self.weight[:, None, None] * x + self.bias[:, None, None]
+            return super().forward(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.norm = nn.Conv2d(4, 4, 3, padding=1, groups=4), nn.LayerNorm(4)
+            self.first, self.second = nn.Linear(4, 8), nn.Linear(8, 4, bias=False)
+
+        def forward(self, x: Any) -> Any:
+            y = self.norm(self.conv(x).permute(0, 2, 3, 1))
+            y = self.second(nn.functional.gelu(self.first(y)))
+            return x + y.permute(0, 3, 1, 2)
+
+    torch.manual_seed(1)
+    layers = (
+        nn.Conv2d(3, 4, 2, 2),
+        ChannelNorm(4, eps=1e-6),
+        Block(),
+        nn.Flatten(),
+        nn.LayerNorm(48),
+    )
+    model, path = nn.Sequential(*layers, nn.Linear(48, 3)).eval(), tmp_path / "model.onnx"
+    for parameter in model.parameters():
+        nn.init.normal_(parameter)
+    torch.onnx.export(
+        model, torch.zeros(1, 3, 8, 6), str(path), dynamo=False, opset_version=opset,
+        dynamic_axes={"x": {0: "N"}}, input_names=["x"],
+    )  # fmt: skip
+    network = check(path)
+    kinds = [type(node.layer) for node in network.nodes]
+    assert kinds.count(LayerNorm) == 3
+    assert kinds.count(Dense) == 1
+    assert network.num_parameters == sum(p.numel() for p in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("steps", "message"),
+    [
+        ([("Conv", ["w"], {})], "has the channels on the last axis; expected axis 1"),
+        (
+            [("LayerNormalization", ["s"], {"axis": 1})],
+            "axis is 1; expected the channels, or the",
+        ),
+        (
+            [("Transpose", [], {"perm": [0, 1, 3, 2]})],
+            "is no layer of dptrain in this place",
+        ),
+    ],
+)
+def test_operators_that_mix_other_axes_are_refused(
+    steps: list[tuple[str, list[str], dict[str, Any]]], message: str, tmp_path: Path
+) -> None:
+    last = ("Transpose", [], {"perm": [0, 2, 3, 1]})
+    back = ("Transpose", [], {"perm": [0, 3, 1, 2]})
+    constants = {"w": WEIGHT, "s": WEIGHT[0, :, 0, 0]}
+    path = file_of(tmp_path, chain(last, *steps, back, *ENDING), constants)
+    with pytest.raises(UserError, match=message):
+        read_onnx(path)
 
 
 @given(st.sampled_from([-1, 0, 1, 2, 4, 8, 24]), st.sampled_from([-1, 1, 4, 8, 12, 24, 48]),

@@ -30,6 +30,7 @@ from dptrain.network import (
     ReLU,
     Sigmoid,
     SigmoidBinaryCrossEntropy,
+    StochasticDepth,
     SumPool2d,
     initial_parameters,
 )
@@ -62,6 +63,7 @@ REFUSALS: list[tuple[Callable[[], object], str]] = [
         lambda: ChannelShuffle(2).output_shape((3, 2, 2)),
         "shuffle has 2 groups, but its input has 3 channels; expected a divisor",
     ),
+    (lambda: StochasticDepth(1.0), "stochastic_depth rate is 1.0; expected 0 ≤ rate < 1"),
     (lambda: Conv2d(2, rounding="ceil"), "conv rounding is 'ceil'; expected strict or floor"),
     (lambda: MaxPool2d(rounding="up"), "pool rounding is 'up'; expected strict, ceil or floor"),
     (

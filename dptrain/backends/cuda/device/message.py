@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dptrain.network.layers import Dropout
+from dptrain.network.layers import RandomMask
 from dptrain.network.network import Network
 from dptrain.plan.lowering import Setting
 
@@ -74,7 +74,7 @@ class Message:
         """Return the layout for training steps of `network`."""
         n = setting.batch_size
         target_words = 1 if network.loss.targets == "classes" else network.num_outputs
-        drops = any(isinstance(node.layer, Dropout) for node in network.nodes)
+        drops = any(isinstance(node.layer, RandomMask) for node in network.nodes)
         sample_words = 2 if drops and setting.training else 0
         weight_words = int(setting.weighted)
         targets = ALIGNMENT

@@ -47,6 +47,19 @@ extern "C" __global__ void dropout_forward(const Number* x, Number* y, unsigned 
     mask_byte.apply(x, y, kept, d.factor);
 }
 
+// Stochastic depth: the first random word of a sample decides about all of its elements. x, y (n,
+// size), which may be dy and dx; count = n · size. Launched with one thread per vector.
+extern "C" __global__ void drop_samples(const Number* x, Number* y, int size, int count,
+                                        DROPOUT_PARAMETERS) {
+    wait_for_previous_kernel();
+    int i;
+    if (!vector_index(count, i)) return;
+    const Dropout d = DROPOUT_ARGUMENTS;
+    Floats values = load(x, i);
+    drop(values, kept_in_block(d, i / (size / VECTOR), 0) & 1 ? ~0u : 0u, d.factor);
+    store(y, i, values);
+}
+
 // dy, dx (n, size); mask (n, ceil(size / 8)). Reading the mask costs one bit per element. Drawing
 // it again would take about as long as reading and writing bfloat16 activations.
 extern "C" __global__ void dropout_backward(const Number* dy, const unsigned char* mask, Number* dx,

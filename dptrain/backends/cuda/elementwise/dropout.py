@@ -12,7 +12,7 @@ from dptrain.backends.cuda.device.device import Array
 from dptrain.backends.cuda.device.launching import launch
 from dptrain.backends.cuda.operation import Operation, SingleLayerOperation
 from dptrain.backends.replica import Context, Kernel
-from dptrain.network.layers import Dropout
+from dptrain.network.layers import Dropout, RandomMask, StochasticDepth
 from dptrain.network.network import Node
 from dptrain.philox import threshold
 from dptrain.plan.lowering import BufferSpec, Setting
@@ -35,7 +35,7 @@ class DropoutKernels:
 
     def __init__(self, operation: Operation[Any], node: Node) -> None:
         self._operation, self._replica = operation, operation.replica
-        self.rate, self._index = node.layer_of(Dropout).rate, node.index
+        self.rate, self._index = node.layer_of(RandomMask).rate, node.index
         self._size = math.prod(node.output_shape)
         self.factor = np.float32(1.0 / (1.0 - self.rate))
 
@@ -97,3 +97,34 @@ class DropoutOperation(SingleLayerOperation[Dropout]):
         a = self.arrays
         kernels = DropoutKernels(self, self.group.head)
         return kernels.stage("dropout_backward", a["dy"], a["mask"], a["dx"])
+
+
+class DropSamplesOperation(SingleLayerOperation[StochasticDepth]):
+    """Stochastic depth by `dptrain.philox`; backward draws again. Without training it copies."""
+
+    def forward(self) -> Kernel:
+        a = self.arrays
+        copy = self.elementwise("copy", a["x"], a["y"])
+        if not self.replica.plan.training:
+            return copy
+        drop = self._stage("x", "y")
+
+        def run(context: Context) -> None:
+            (drop if context.training else copy)(context)
+
+        return run
+
+    def backward(self) -> Kernel:
+        return self._stage("dy", "dx")
+
+    def _stage(self, source: str, target: str) -> Kernel:
+        width, size = self.vector_width(self.size), np.int32(self.size)
+        function = self.function("dropout.cu", "drop_samples", VECTOR=width)
+        arrays = self.arrays[source], self.arrays[target]
+        rest = DropoutKernels(self, self.group.head).arguments(training=True)
+
+        def run(context: Context) -> None:
+            count = context.n * self.size
+            launch(function, count // width, *arrays, size, np.int32(count), *rest)
+
+        return run

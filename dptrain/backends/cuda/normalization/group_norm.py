@@ -21,18 +21,21 @@ MAX_WARP_ELEMENTS = 2048
 
 def instance_shape(group: Group) -> tuple[int, int, int]:
     """Return groups of channels, pixels of an instance, and instances per sample and group."""
-    pixels = math.prod(group.head.output_maps[1:])
+    pixels = math.prod(group.head.output_shape[1:])
     layer = group.head.layer
     return (layer.groups, pixels, 1) if isinstance(layer, GroupNorm) else (1, 1, pixels)
 
 
 class GroupNormOperation(Operation[Normalization]):
-    """GroupNorm, or LayerNorm, for which each pixel is a sample of one pixel and one group."""
+    """GroupNorm, or LayerNorm, for which each pixel is a sample of one pixel and one group.
+
+    The elements of a vector are the channels of one pixel, in the order in which it is stored.
+    """
 
     @classmethod
     def needs(cls, group: Group, setting: Setting) -> GroupNeeds:
         groups, _, repeats = instance_shape(group)
-        channels, *sides = group.head.output_maps
+        channels, *sides = group.head.output_shape
         buffers = {
             "moments": BufferSpec((setting.batch_size * repeats * groups, 2), "float32"),
         }
@@ -64,13 +67,13 @@ class GroupNormOperation(Operation[Normalization]):
     def _sizes(self, n: int) -> list[np.int32]:
         """Return samples, pixels, channels and groups as the kernels receive them."""
         groups, pixels, repeats = instance_shape(self.group)
-        channels = self.group.head.output_maps[0]
+        channels = self.group.head.output_shape[0]
         return [np.int32(size) for size in (n * repeats, pixels, channels, groups)]
 
     def _by_instance(self, name: str, *arrays: object, last: tuple[np.generic, ...] = ()) -> Kernel:
         """Return a stage in which threads share the elements of an instance."""
         groups, pixels, repeats = instance_shape(self.group)
-        group_channels = self.group.head.output_maps[0] // groups
+        group_channels = self.group.head.output_shape[0] // groups
         small = group_channels * pixels <= MAX_WARP_ELEMENTS
         threads = WARP_SIZE if small else THREADS
         function = self.function(
@@ -90,7 +93,7 @@ class GroupNormOperation(Operation[Normalization]):
 
     def backward_weight(self) -> Kernel:
         """Return the stage that writes the gradients of the parameters."""
-        a, channels = self.arrays, self.group.head.output_maps[0]
+        a, channels = self.arrays, self.group.head.output_shape[0]
         layout = ChannelLaunch.of(channels, self.setting, sums=True)
         function = layout.function(self, "group_norm.cu", "group_norm_backward_weight")
         arrays = (
@@ -102,7 +105,7 @@ class GroupNormOperation(Operation[Normalization]):
             a["dweight"],
             a["dbias"],
         )
-        size = math.prod(self.group.head.output_maps[1:])
+        size = math.prod(self.group.head.output_shape[1:])
 
         def run(context: Context) -> None:
             layout.enqueue(function, context.n * size, [*arrays, *self._sizes(context.n)])

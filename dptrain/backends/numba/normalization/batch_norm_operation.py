@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar, TypeVar
@@ -44,14 +45,14 @@ class ChannelNormalization(Operation[N]):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self.channels, height, width = self.group.head.output_shape
-        self.map_pixels = height * width
+        self.channels, *sides = self.group.head.output_shape
+        self.map_pixels = math.prod(sides)
         self.parts = np.zeros((max(self.shards, 1), 1 + 2 * self.channels))
 
     def maps(self, name: str) -> NDArray[Any]:
-        """Return an array as (N, H·W, C)."""
+        """Return an array as (N, H·W, C); the elements of a vector are channels."""
         array = self.arrays[name]
-        return array.reshape(len(array), -1, array.shape[-1])
+        return array.reshape(len(array), -1, self.channels)
 
     def samples_launch(self, partial: str, bands: int) -> Launch:
         """Return the launch that adds the rows of the bands of each micro-shard to `parts`."""

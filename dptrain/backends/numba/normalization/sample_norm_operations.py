@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from dptrain.backends.numba.normalization import batch_norm, sample_norms
@@ -84,13 +85,12 @@ class LayerNormalization(GroupNormalization):
 
     @classmethod
     def _num_moments(cls, group: Group) -> int:
-        _, height, width = group.head.output_shape
-        return height * width
+        return math.prod(group.head.output_shape[1:])
 
     def _forward(self) -> Launch:
-        parameters = (self.arrays[name] for name in ("moments", "weight", "bias"))
-        epsilon = self.layer.epsilon
-        return self._bind(sample_norms.layer_norm_forward, "x y", *parameters, epsilon)
+        weights = self.flat("weight"), self.flat("bias"), self.layer.epsilon
+        moments = self.arrays["moments"]
+        return self._bind(sample_norms.layer_norm_forward, "x y", moments, *weights)
 
     def _sums(self) -> Launch:
         a = self.arrays
@@ -98,4 +98,5 @@ class LayerNormalization(GroupNormalization):
 
     def _backward_input(self) -> Launch:
         a = self.arrays
-        return self._bind(sample_norms.layer_norm_backward, "x dy dx", a["moments"], a["weight"])
+        arrays = a["moments"], self.flat("weight")
+        return self._bind(sample_norms.layer_norm_backward, "x dy dx", *arrays)
