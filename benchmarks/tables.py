@@ -9,6 +9,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from benchmarks.report import (
     COPIES,
     OURS,
@@ -20,6 +22,7 @@ from benchmarks.report import (
     comparisons,
     is_ours,
     speedup,
+    times_ms,
     wall_ratio,
 )
 from benchmarks.targets import Figure, case_of, figures, speedup_target
@@ -47,14 +50,17 @@ def text_of(ratio: Ratio | None) -> str:
 
 
 def time_of(row: Row | None, *, wall: bool = False) -> str:
-    """Format the time of a step with its quartiles, in ms or µs; empty if there is no row."""
+    """Format the time of a step with its quartiles, in ms or µs; empty if there is no row.
+
+    On one thread it is CPU time (see `times_ms`), unless `wall` requests the wall time.
+    """
     if row is None:
         return ""
-    kind = "wall_" if wall else ""
-    times = (row["wall_ms" if wall else "median_ms"], *row[f"{kind}quartiles_ms"])
+    low, middle, high = np.percentile(row["walls_ms"] if wall else times_ms(row), [25, 50, 75])
+    times = float(middle), float(low), float(high)
     unit, factor = ("ms", 1.0) if times[0] >= 1.0 else ("µs", 1e3)
-    middle, low, high = (_three(factor * time) for time in times)
-    return f"{middle} ({low}–{high}) {unit}"
+    texts = [_three(factor * time) for time in times]
+    return f"{texts[0]} ({texts[1]}–{texts[2]}) {unit}"
 
 
 def _three(value: float) -> str:

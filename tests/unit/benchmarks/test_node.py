@@ -303,7 +303,8 @@ def test_steps_and_passes_are_checked_timed_and_compared(
         "dptrain", *modes, "copies"
     ]  # fmt: skip
     assert [p for p in programs["inference"] if p in ("dptrain", *modes)] == ["dptrain", *modes]
-    assert all(row["median_ms"] > 0 and row["cpus_ms"] for row in report.rows["threads"])
+    assert all(row["median_ms"] > 0 for row in report.rows["threads"])
+    assert all("cpus_ms" in row for row in report.rows["threads"] if row["program"] != "copies")
     assert programs["memory"] == ["dptrain", "PyTorch eager"]
     assert all(row["memory_bytes"] > 1 << 25 for row in report.rows["memory"])
     checked = {case.rpartition(", ")[2] for case in report.checks}
