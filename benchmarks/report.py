@@ -118,10 +118,14 @@ def times_ms(row: Row) -> Sequence[float]:
 
 
 def speedup(slower: Row | None, faster: Row | None) -> Ratio | None:
-    """Return how many times faster one program is, by the times of each round (`times_ms`)."""
+    """Return how many times faster one program is, by the times of each round.
+
+    They are CPU times if both have some (see `times_ms`), otherwise wall times.
+    """
     if slower is None or faster is None:
         return None
-    return quotient(times_ms(slower), times_ms(faster))
+    kind = "cpus_ms" if "cpus_ms" in slower and "cpus_ms" in faster else "medians_ms"
+    return quotient(slower[kind], faster[kind])
 
 
 def wall_ratio(numerator: Row | None, denominator: Row | None, factor: float = 1.0) -> Ratio | None:

@@ -118,7 +118,7 @@ def steps_table(title: str, kind: str, section: str, rows: Rows) -> Table:
         "times faster": best(lambda each: text_of(each.ratio)),
         "target": lambda row: target(row)[0],
         "": lambda row: target(row)[1],
-        "samples/s": lambda row: f"{1e3 * row['batch'] / row['median_ms']:,.0f}",
+        "samples/s": lambda row: f"{1e3 * row['batch'] / np.median(times_ms(row)):,.0f}",
         "p50, p95, p99 µs": lambda row: _latencies(row),
         "the best peer's": best(lambda each: _latencies(each.best)),
         "peak memory": _memory,
@@ -346,7 +346,7 @@ def _figures_table(found: Mapping[str, Sequence[Figure]]) -> Table:
 def headline(report: Report) -> str:
     """Summarize the results in a few lines."""
     found = list(chain.from_iterable(figures(report).values()))
-    lines = [f"wrong result: {text}" for text in report.wrong]
+    lines = [*_warnings(report.about), *(f"wrong result: {text}" for text in report.wrong)]
     lines += [f"did not run: {text}" for text in report.failed]
     if found:
         reached = sum(figure.reached for figure in found)
@@ -358,6 +358,23 @@ def headline(report: Report) -> str:
         )
     lines += [f"not measured: {name}: {_line(why)}" for name, why in report.missing.items()]
     return "\n".join(lines)
+
+
+BUSY = 0.25
+"""Load for each core from which other programs disturb."""
+
+
+def _warnings(about: Mapping[str, Any]) -> list[str]:
+    """Return a warning if other programs used the machine when the run began."""
+    cores, load = about.get("cores"), about.get("load at the start")
+    if not isinstance(cores, int) or not load or isinstance(load[0], list):
+        return []
+    if load[0] < BUSY * cores:
+        return []
+    return [
+        f"warning: the machine was busy when the run began (load {load[0]:g} on {cores} cores): "
+        "wall times, above all of several threads or ranks, are not those of an idle machine"
+    ]
 
 
 def comparison_table(reports: Iterable[Report]) -> Table:

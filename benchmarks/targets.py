@@ -183,7 +183,7 @@ def _threads(rows: Rows) -> Iterator[Figure]:
             assert mine is not None
             half = ours.one(threads=count // 2) if count % 2 == 0 else None
             quantity = "step relative to half the threads"
-            yield from _figure(case_of(mine), quantity, speedup(mine, half), DOUBLED)
+            yield from _figure(case_of(mine), quantity, wall_ratio(mine, half), DOUBLED)
             copies = of_network.one(threads=count, program=COPIES)
             if count == 16:
                 quantity = "efficiency relative to independent copies"

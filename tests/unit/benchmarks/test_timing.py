@@ -120,3 +120,7 @@ def test_on_one_thread_the_time_of_the_processor_counts(monkeypatch: pytest.Monk
         assert time_of(rows[0]) == text
     assert time_of(rows[0], wall=True) == "9 (9–9) ms"
     assert speedup(None, rows[0]) is None
+    # A program with several threads and one with a single thread have wall times in common.
+    found = speedup(rows[0], {**rows[1], "cpus_ms": [1.0, 1.0]})
+    assert found is not None
+    assert found.value == 4.5
