@@ -18,7 +18,7 @@ help:
 	@echo "make test-all   run every test"
 	@echo "make mutants    plant small faults and count those that the tests find"
 	@echo "make fuzz       try random inputs, valid and damaged, a minute of each kind; MINUTES=10"
-	@echo "make bench      install and compare with other libraries, an hour; ARGS=--quick"
+	@echo "make bench      install and compare with other libraries; ARGS=--quick"
 	@echo "make docs       install and build the documentation site, site/index.html"
 	@echo "make check      run the formatter, the linter, the type checker and the contracts of imports"
 	@echo "make format     let the formatter and the linter correct what they can"

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from benchmarks.timing import Ratio, quotient
 
 Row = dict[str, Any]
@@ -71,7 +73,7 @@ class Rows:
         found = [row for row in self._rows if programs is None or row["program"] in programs]
         most = max((row["rounds"] for row in found), default=0)
         whole = [row for row in found if row["rounds"] == most]
-        return min(whole, key=lambda row: float(row["median_ms"]), default=None)
+        return min(whole, key=lambda row: float(np.median(times_ms(row))), default=None)
 
 
 @dataclass(frozen=True)
@@ -105,17 +107,24 @@ def is_ours(row: Row) -> bool:
     return program.startswith(OURS)
 
 
-def speedup(slower: Row | None, faster: Row | None) -> Ratio | None:
-    """Return how many times faster one program is, by the medians of steps in each round.
+def times_ms(row: Row) -> Sequence[float]:
+    """Return the time of a step in each round: CPU time on one thread, otherwise wall time.
 
-    On one thread, CPU times count if both have them: other processes disturb these less.
+    Other programs on a busy machine disturb CPU times less. Results of earlier versions, and
+    programs with several threads or on GPUs, have none.
+    """
+    found: Sequence[float] = row["cpus_ms" if "cpus_ms" in row else "medians_ms"]
+    return found
+
+
+def speedup(slower: Row | None, faster: Row | None) -> Ratio | None:
+    """Return how many times faster one program is, by the times of each round.
+
+    They are CPU times if both have some (see `times_ms`), otherwise wall times.
     """
     if slower is None or faster is None:
         return None
-    both = "cpus_ms" in slower and "cpus_ms" in faster
-    kind = (
-        "cpus_ms" if both and slower.get("threads") == faster.get("threads") == 1 else "medians_ms"
-    )
+    kind = "cpus_ms" if "cpus_ms" in slower and "cpus_ms" in faster else "medians_ms"
     return quotient(slower[kind], faster[kind])
 
 

@@ -9,6 +9,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from benchmarks.report import (
     COPIES,
     OURS,
@@ -20,6 +22,7 @@ from benchmarks.report import (
     comparisons,
     is_ours,
     speedup,
+    times_ms,
     wall_ratio,
 )
 from benchmarks.targets import Figure, case_of, figures, speedup_target
@@ -47,14 +50,17 @@ def text_of(ratio: Ratio | None) -> str:
 
 
 def time_of(row: Row | None, *, wall: bool = False) -> str:
-    """Format the time of a step with its quartiles, in ms or µs; empty if there is no row."""
+    """Format the time of a step with its quartiles, in ms or µs; empty if there is no row.
+
+    On one thread it is CPU time (see `times_ms`), unless `wall` requests the wall time.
+    """
     if row is None:
         return ""
-    kind = "wall_" if wall else ""
-    times = (row["wall_ms" if wall else "median_ms"], *row[f"{kind}quartiles_ms"])
+    low, middle, high = np.percentile(row["walls_ms"] if wall else times_ms(row), [25, 50, 75])
+    times = float(middle), float(low), float(high)
     unit, factor = ("ms", 1.0) if times[0] >= 1.0 else ("µs", 1e3)
-    middle, low, high = (_three(factor * time) for time in times)
-    return f"{middle} ({low}–{high}) {unit}"
+    texts = [_three(factor * time) for time in times]
+    return f"{texts[0]} ({texts[1]}–{texts[2]}) {unit}"
 
 
 def _three(value: float) -> str:
@@ -112,7 +118,7 @@ def steps_table(title: str, kind: str, section: str, rows: Rows) -> Table:
         "times faster": best(lambda each: text_of(each.ratio)),
         "target": lambda row: target(row)[0],
         "": lambda row: target(row)[1],
-        "samples/s": lambda row: f"{1e3 * row['batch'] / row['median_ms']:,.0f}",
+        "samples/s": lambda row: f"{1e3 * row['batch'] / np.median(times_ms(row)):,.0f}",
         "p50, p95, p99 µs": lambda row: _latencies(row),
         "the best peer's": best(lambda each: _latencies(each.best)),
         "peak memory": _memory,
@@ -340,7 +346,7 @@ def _figures_table(found: Mapping[str, Sequence[Figure]]) -> Table:
 def headline(report: Report) -> str:
     """Summarize the results in a few lines."""
     found = list(chain.from_iterable(figures(report).values()))
-    lines = [f"wrong result: {text}" for text in report.wrong]
+    lines = [*_warnings(report.about), *(f"wrong result: {text}" for text in report.wrong)]
     lines += [f"did not run: {text}" for text in report.failed]
     if found:
         reached = sum(figure.reached for figure in found)
@@ -352,6 +358,23 @@ def headline(report: Report) -> str:
         )
     lines += [f"not measured: {name}: {_line(why)}" for name, why in report.missing.items()]
     return "\n".join(lines)
+
+
+BUSY = 0.25
+"""Load for each core from which other programs disturb."""
+
+
+def _warnings(about: Mapping[str, Any]) -> list[str]:
+    """Return a warning if other programs used the machine when the run began."""
+    cores, load = about.get("cores"), about.get("load at the start")
+    if not isinstance(cores, int) or not load or isinstance(load[0], list):
+        return []
+    if load[0] < BUSY * cores:
+        return []
+    return [
+        f"warning: the machine was busy when the run began (load {load[0]:g} on {cores} cores): "
+        "wall times, above all of several threads or ranks, are not those of an idle machine"
+    ]
 
 
 def comparison_table(reports: Iterable[Report]) -> Table:

@@ -183,7 +183,7 @@ def _threads(rows: Rows) -> Iterator[Figure]:
             assert mine is not None
             half = ours.one(threads=count // 2) if count % 2 == 0 else None
             quantity = "step relative to half the threads"
-            yield from _figure(case_of(mine), quantity, speedup(mine, half), DOUBLED)
+            yield from _figure(case_of(mine), quantity, wall_ratio(mine, half), DOUBLED)
             copies = of_network.one(threads=count, program=COPIES)
             if count == 16:
                 quantity = "efficiency relative to independent copies"
@@ -229,21 +229,20 @@ def _sums(rows: Rows) -> Iterator[Figure]:
 
 def _shards(rows: Rows) -> Iterator[Figure]:
     for here in rows.cases("network", "ranks", "threads"):
-        with_, without = here.one(program="with shards"), here.one(program="without shards")
-        for row in filter(None, (with_,)):
-            case = f"{row['network']}, {row['ranks']} ranks × {row['threads']} threads"
-            value = wall_ratio(with_, without)
+        mine = here.one(program="with shards")
+        if mine is not None:
+            value = wall_ratio(mine, here.one(program="without shards"))
+            case = f"{mine['network']}, {mine['ranks']} ranks × {mine['threads']} threads"
             quantity = "step with micro-shards relative to none"
-            yield from _figure(case, quantity, value, SHARDS[row["network"]])
+            yield from _figure(case, quantity, value, SHARDS[mine["network"]])
 
 
 def _memory(rows: Rows) -> Iterator[Figure]:
     for here in rows.cases("network", "batch"):
-        sizes = [row["memory_bytes"] for program in (OURS, "PyTorch eager")
-                 for row in here.where(program=program)]  # fmt: skip
-        if len(sizes) == 2:
-            case = case_of(next(iter(here)))
-            yield Figure(case, "peak memory / PyTorch's", _number(sizes[0] / sizes[1]), MEMORY)
+        mine, theirs = here.one(program=OURS), here.one(program="PyTorch eager")
+        if mine is not None and theirs is not None:
+            share = _number(mine["memory_bytes"] / theirs["memory_bytes"])
+            yield Figure(case_of(mine), "peak memory / PyTorch's", share, MEMORY)
 
 
 def _steps_us(rows: Rows) -> Iterator[Figure]:
@@ -254,14 +253,13 @@ def _steps_us(rows: Rows) -> Iterator[Figure]:
 
 
 def _data(rows: Rows) -> Iterator[Figure]:
-    for row in rows:
-        if row["program"].startswith(OURS):
-            share = _number(row["bare_ms"] / row["median_ms"])
-            yield Figure(case_of(row), "speed / that of the bare step", share, DATA_SHARE)
     for found in comparisons(rows):
-        case, quantity = case_of(found.ours), "times faster than the best peer"
-        ratio = None if found.best is None else found.best["median_ms"] / found.ours["median_ms"]
-        yield from _figure(case, quantity, None if ratio is None else _number(ratio), DATA_FASTER)
+        case, ours = case_of(found.ours), found.ours["median_ms"]
+        share = _number(found.ours["bare_ms"] / ours)
+        yield Figure(case, "speed / that of the bare step", share, DATA_SHARE)
+        if found.best is not None:
+            faster = _number(found.best["median_ms"] / ours)
+            yield Figure(case, "times faster than the best peer", faster, DATA_FASTER)
 
 
 def _streams(rows: Rows) -> Iterator[Figure]:

@@ -30,12 +30,17 @@ class Lap:
         median: median over the steps, or the mean if they are not timed one by one.
         wall: wall time divided by steps. Of ranks: from the first start to the last end. Of
             copies: the inverse of the mean number of steps in a unit of time.
-        cpu: median CPU time of a step, over all threads of the process; None if it is unknown.
+        cpu: median CPU time of a step; None if it is unknown or the program has several threads.
     """
 
     median: float
     wall: float
     cpu: float | None = None
+
+    @property
+    def undisturbed(self) -> float:
+        """The time that other programs on a busy machine disturb least."""
+        return self.median if self.cpu is None else self.cpu
 
 
 class Program(Protocol):
@@ -201,7 +206,9 @@ def measure(
         for name in list(active)[:: -1 if number % 2 else 1]:
             laps[name].append(active[name].run(steps[name]))
         if number == 0:
-            active = _competitive(active, {name: found[0].median for name, found in laps.items()})
+            active = _competitive(
+                active, {name: found[0].undisturbed for name, found in laps.items()}
+            )
     return {name: _series(found, steps[name] * len(found)) for name, found in laps.items()}
 
 

@@ -49,10 +49,9 @@ def measure_case(
     for name, build in builds.items():
         with session.reported(f"{case}, {name}", ours=OURS in name):
             built[name] = build()
-    series = take_turns(
-        {name: each.program for name, each in built.items()}, session.settings.rounds
-    )
-    latencies = measure_latencies(built, {n: s.median for n, s in series.items()}, len(series))
+    rounds = session.settings.rounds
+    series = take_turns({name: each.program for name, each in built.items()}, rounds)
+    latencies = measure_latencies(built, {n: each.median for n, each in series.items()}, rounds)
     for name, each in built.items():
         precision, _, program = name.partition(" ")
         facts = {"precision": precision, "program": program, **each.facts}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
 from functools import partial
 
 from benchmarks.batch import random_batch
@@ -84,8 +83,7 @@ def prepare(run: GpuRun) -> None:
         StepCase(name, n, backend, precision)
         for name, n, precision in found for backend in run.machine.backends if name in known
     ]  # fmt: skip
-    with ExitStack() as stack:
-        stack.enter_context(compiling(steps))
+    with compiling(steps):
         for (_, n, precision), network in found.items() if run.exact is not None else ():
             assert run.exact is not None
             run.exact.of(network, n, precision)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -39,7 +39,8 @@ class Entry:
         """Run steps in every process of the team; several steps follow one that is not timed."""
         time.sleep(GAP_S)
         timed = self.team.run(self.key, steps, int(steps > 1), self.period_ns)
-        return combine(timed, shares_steps=self.team.shares_steps)
+        lap = combine(timed, shares_steps=self.team.shares_steps)
+        return lap if self.facts.get("threads") == 1 else replace(lap, cpu=None)
 
 
 def combine(timed: Sequence[Timed], *, shares_steps: bool) -> Lap:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from benchmarks.batch import dropout_factors, random_batch
 from benchmarks.node.workers.running import Results, Runner
@@ -20,6 +21,7 @@ from benchmarks.programs.own_programs import (
     dptrain_training,
     first_step,
 )
+from dptrain.network import Network
 
 Spec = dict[str, Any]
 Session = dict[str, Any]
@@ -34,37 +36,41 @@ def build(program: str, spec: Spec, session: Session) -> Runner:
     return PROGRAMS[program](spec, session)
 
 
-def _dptrain_training(spec: Spec, session: Session) -> Runner:
+def _case(spec: Spec) -> tuple[Network, NDArray[np.float32], NDArray[Any]]:
+    """Return the network and the batch of a specification."""
     network = find_network(spec["network"])
-    training = dptrain_training(network, *random_batch(network, spec["batch"]), spec["threads"])
+    return network, *random_batch(network, spec["batch"])
+
+
+def _dptrain_training(spec: Spec, session: Session) -> Runner:
+    training = dptrain_training(*_case(spec), spec["threads"])
     return Runner(lambda: training.step(LEARNING_RATE), lambda: first_step(training))
 
 
 def _dptrain_inference(spec: Spec, session: Session) -> Runner:
-    network = find_network(spec["network"])
-    x, _ = random_batch(network, spec["batch"])
+    network, x, _ = _case(spec)
     run = dptrain_inference(network, x, spec["threads"])
     return Runner(run, lambda: {"output": np.array(run())})
 
 
-def _torch_threads(spec: Spec) -> Any:
+def _torch_mode(spec: Spec) -> tuple[Any, Any]:
+    """Return PyTorch with the threads of a specification, and its mode."""
     import torch
 
     from benchmarks.machine import keep_freed_memory
+    from benchmarks.programs.torch_programs import MODES
 
     torch.set_num_threads(spec["threads"])
     if spec.get("keeps_memory", True):
         keep_freed_memory()
-    return torch
+    return torch, next(mode for mode in MODES if mode.name == spec["mode"])
 
 
 def _torch_training(spec: Spec, session: Session) -> Runner:
-    torch = _torch_threads(spec)
-    from benchmarks.programs.torch_programs import MODES, torch_training
+    torch, mode = _torch_mode(spec)
+    from benchmarks.programs.torch_programs import torch_training
 
-    network = find_network(spec["network"])
-    x, y = random_batch(network, spec["batch"])
-    mode = next(mode for mode in MODES if mode.name == spec["mode"])
+    network, x, y = _case(spec)
     training = torch_training(network, x, y, mode)
 
     def check() -> Results:
@@ -74,12 +80,10 @@ def _torch_training(spec: Spec, session: Session) -> Runner:
 
 
 def _torch_inference(spec: Spec, session: Session) -> Runner:
-    torch = _torch_threads(spec)
-    from benchmarks.programs.torch_programs import MODES, torch_inference
+    torch, mode = _torch_mode(spec)
+    from benchmarks.programs.torch_programs import torch_inference
 
-    network = find_network(spec["network"])
-    x, _ = random_batch(network, spec["batch"])
-    mode = next(mode for mode in MODES if mode.name == spec["mode"])
+    network, x, _ = _case(spec)
     run = torch_inference(network, x, mode)
     return Runner(run, lambda: {"output": run().numpy().copy()}, facts={"torch": torch.__version__})
 
@@ -89,8 +93,7 @@ def _jax_training(spec: Spec, session: Session) -> Runner:
 
     from benchmarks.programs.jax_programs import jax_training
 
-    network = find_network(spec["network"])
-    x, y = random_batch(network, spec["batch"])
+    network, x, y = _case(spec)
     training = jax_training(network, x, y)
 
     def check() -> Results:
@@ -106,8 +109,7 @@ def _onnx_inference(library: str) -> Callable[[Spec, Session], Runner]:
         from benchmarks.programs import onnx_programs
 
         version = importlib.import_module(library).__version__
-        network = find_network(spec["network"])
-        x, _ = random_batch(network, spec["batch"])
+        network, x, _ = _case(spec)
         run = getattr(onnx_programs, f"{library}_inference")(network, x, spec["threads"])
         return Runner(run, lambda: {"output": np.array(run())}, facts={library: version})
 

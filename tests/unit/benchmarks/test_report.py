@@ -242,6 +242,13 @@ def test_one_table_has_all_devices_and_the_last_result_of_a_case() -> None:
     assert rows[0][-2:] == ("6.00 (6.00–6.00)", "2026-01-03")
 
 
+@pytest.mark.parametrize(("load", "warns"), [([0.3, 0.2, 0.1], False), ([13.7, 1.0, 1.0], True)])
+def test_a_busy_machine_is_warned_of(load: list[float], warns: bool) -> None:
+    report = make_report()
+    report.about |= {"cores": 2, "load at the start": load}
+    assert headline(report).startswith("warning: the machine was busy") is warns
+
+
 def test_results_are_small(tmp_path: Path) -> None:
     rows = [row("dptrain cuda", 1 / 3, network=f"n{i}", batch=2) for i in range(100)]
     path = write_to(tmp_path, gpu_report(*rows))

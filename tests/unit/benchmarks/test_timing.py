@@ -12,7 +12,8 @@ from benchmarks.node.rounds import Entry, combine
 from benchmarks.node.workers.processes import Team
 from benchmarks.node.workers.running import Timed
 from benchmarks.report import speedup
-from benchmarks.timing import HostProgram, Lap, Series, measure, quotient
+from benchmarks.tables import time_of
+from benchmarks.timing import HostProgram, Lap, measure, quotient
 
 MS = 1_000_000
 
@@ -104,11 +105,22 @@ def test_a_program_of_this_process_has_times_of_processor_and_wall() -> None:
     assert len(calls) == 10
 
 
-def test_speedups_on_one_thread_are_those_of_the_processor() -> None:
-    slow = {"threads": 1, **Series((9.0, 9.0), (9.0, 9.0), 2, (8.0, 8.0)).as_dict()}
-    fast = {"threads": 1, **Series((2.0, 2.0), (2.0, 2.0), 2, (2.0, 2.0)).as_dict()}
-    for threads, expected in ((1, 4.0), (2, 4.5)):
-        found = speedup({**slow, "threads": threads}, {**fast, "threads": threads})
+def test_on_one_thread_the_time_of_the_processor_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rounds, "GAP_S", 0.0)
+    for threads, expected, text in ((1, 1.0, "1 (1–1) ms"), (2, 4.5, "9 (9–9) ms")):
+        # The CPU times of a fake team are 1 ms.
+        programs = {
+            f"{ms}": Entry(FakeTeam(ms, []), "", facts={"threads": threads}) for ms in (9.0, 2.0)
+        }
+        rows = [each.as_dict() for each in measure(programs, rounds=2, block_s=0.01).values()]
+        found = speedup(*rows)
         assert found is not None
         assert found.value == expected
-    assert speedup(None, fast) is None
+        # The table shows the times whose ratio it states.
+        assert time_of(rows[0]) == text
+    assert time_of(rows[0], wall=True) == "9 (9–9) ms"
+    assert speedup(None, rows[0]) is None
+    # A program with several threads and one with a single thread have wall times in common.
+    found = speedup(rows[0], {**rows[1], "cpus_ms": [1.0, 1.0]})
+    assert found is not None
+    assert found.value == 4.5
