@@ -25,10 +25,11 @@ from numpy.typing import NDArray
 from benchmarks.machine import about
 from benchmarks.outside import find_network
 from benchmarks.progress import Progress
-from benchmarks.tables import Table, document, new_files
+from benchmarks.tables import document, make_table, new_files
 from dptrain.data import Dataset, Samples, open_data
 from dptrain.errors import UserError
 from dptrain.network import Network
+from dptrain.tables import Table
 from dptrain.training.schedules import Schedule
 from dptrain.training.trainer import Trainer
 
@@ -198,7 +199,7 @@ def table(scores: dict[str, list[Any]]) -> Table:
             f"{np.median([s.seconds for s in found]):.1f}",
         ))  # fmt: skip
     columns = ("program", "accuracies %", "mean ± standard deviation %", "seconds of a run")
-    return Table("Test accuracy", columns, tuple(rows))
+    return make_table("Test accuracy", columns, rows)
 
 
 def _gpu_name() -> str:

@@ -7,10 +7,9 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from dptrain.measure.console import make_console
-from dptrain.tables import Table as PrintedTable
 
 if TYPE_CHECKING:
-    from benchmarks.tables import Table
+    from dptrain.tables import Table
 
 
 class Progress:
@@ -43,6 +42,4 @@ class Progress:
     def show(self, tables: Iterable[Table]) -> None:
         """Print tables."""
         for table in tables:
-            text = table.columns[:1]
-            printed = PrintedTable.of_rows(table.title, table.columns, table.rows, text=text)
-            self._console.print(printed)
+            self._console.print(table)

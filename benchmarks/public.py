@@ -27,7 +27,7 @@ import numpy as np
 from benchmarks.accuracy import Score
 from benchmarks.machine import about
 from benchmarks.progress import Progress
-from benchmarks.tables import Table, document, new_files
+from benchmarks.tables import document, make_table, new_files
 from dptrain.errors import UserError
 from dptrain.experiments.sweep import mean_over_seeds
 from dptrain.network import Network
@@ -205,7 +205,7 @@ def main(name: str, networks: str | None, output: Path | None, **options: Any) -
     conditions = about(set=name, **options)
     text = document(
         "Accuracy on public data", conditions, "the settings were not tuned",
-        [Table(name, COLUMNS, tuple(line for line, _ in found.values()))],
+        [make_table(name, COLUMNS, tuple(line for line, _ in found.values()))],
     )  # fmt: skip
     click.echo(text)
     if output is not None:

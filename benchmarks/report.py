@@ -16,7 +16,8 @@ from benchmarks.limits import Roofs
 from benchmarks.outside import OUTSIDE
 from benchmarks.ranks import RankResult
 from benchmarks.stages import StageResult
-from benchmarks.tables import Table, document, new_files, with_spread
+from benchmarks.tables import document, make_table, new_files, with_spread
+from dptrain.tables import Table
 
 
 @dataclass
@@ -83,7 +84,7 @@ def _other_table(comparisons: Iterable[Comparison], task: str) -> Table:
             ))  # fmt: skip
     columns = ("network", "batch", "dptrain ms", "peer ms", "peer", "times faster", "target", "")
     title = f"{task.capitalize()}, other peers, one thread: median (quartiles)"
-    return Table(title, columns, tuple(rows))
+    return make_table(title, columns, rows)
 
 
 def _comparison_table(comparisons: Iterable[Comparison], task: str) -> Table:
@@ -102,7 +103,7 @@ def _comparison_table(comparisons: Iterable[Comparison], task: str) -> Table:
         "network", "batch", "dptrain ms", "PyTorch ms", "its best mode", "times faster", "by wall",
         "at peak", "target", "",
     )  # fmt: skip
-    return Table(f"{what}, one thread: median (quartiles)", columns, tuple(rows))
+    return make_table(f"{what}, one thread: median (quartiles)", columns, rows)
 
 
 def stage_table(stages: Sequence[StageResult]) -> Table:
@@ -118,7 +119,7 @@ def stage_table(stages: Sequence[StageResult]) -> Table:
             target.verdict(s.share_of_limit) if target else "",
         ))  # fmt: skip
     columns = ("stage", "kind", "µs", "of step", "rate", "limit", "of limit", "target", "")
-    return Table(
+    return make_table(
         f"Stages of {stages[0].network} at batch {stages[0].batch_size}", columns, tuple(rows)
     )
 
@@ -141,7 +142,7 @@ def _rank_table(results: Iterable[RankResult]) -> Table:
             f"≤ {targets.THREADS.value}", targets.THREADS.verdict(ratio),
         ))  # fmt: skip
     columns = ("network", "two cores, batch 256", "median (range)", "target", "")
-    return Table("Ranks and threads", columns, tuple(rows))
+    return make_table("Ranks and threads", columns, rows)
 
 
 def _child_table(children: Iterable[dict[str, Any]]) -> Table:
@@ -167,7 +168,7 @@ def _child_table(children: Iterable[dict[str, Any]]) -> Table:
                 seconds = child[key]
                 rows.append((name, what, f"{seconds:.2f} s", f"≤ {target.value:g} s",
                              target.verdict(seconds)))  # fmt: skip
-    return Table("A process", ("network", "", "measured", "target", " "), tuple(rows))
+    return make_table("A process", ("network", "", "measured", "target", " "), rows)
 
 
 def headline(results: Results) -> str:

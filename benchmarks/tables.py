@@ -3,24 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dptrain.tables import Table
 
-@dataclass(frozen=True)
-class Table:
-    """Rows of text under a title."""
 
-    title: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-
-    def markdown(self) -> str:
-        """Return the table in Markdown, with all but the first column right-aligned."""
-        rule = ["---", *["---:"] * (len(self.columns) - 1)]
-        lines = [self.columns, rule, *self.rows]
-        return f"### {self.title}\n\n" + "\n".join(f"| {' | '.join(line)} |" for line in lines)
+def make_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    """Return rows of text under a title; all but the first column are right-aligned."""
+    return Table.of_rows(title, columns, rows, text=columns[:1])
 
 
 def with_spread(median: float, ends: Sequence[float]) -> str:
@@ -32,8 +23,8 @@ def document(title: str, about: Mapping[str, Any], summary: str, tables: Iterabl
     """Return a report in Markdown: conditions and summary as lists, then tables."""
     conditions = "\n".join(f"- {key}: {_plain(value)}" for key, value in about.items())
     lines = "\n".join(f"- {line}" for line in summary.splitlines())
-    bodies = "\n\n".join(table.markdown() for table in tables)
-    return f"# {title}\n\n{conditions}\n\n{lines}\n\n{bodies}\n"
+    bodies = "\n".join(table.to_markdown() for table in tables)
+    return f"# {title}\n\n{conditions}\n\n{lines}\n\n{bodies}"
 
 
 def _plain(value: Any) -> str:

@@ -15,10 +15,11 @@ from numpy.typing import NDArray
 
 from benchmarks.gpu import targets
 from benchmarks.gpu.ours import Step
-from benchmarks.tables import Table
+from benchmarks.tables import make_table
 from benchmarks.targets import Target
 from dptrain.comm.signals import StopRequest
 from dptrain.network import Network
+from dptrain.tables import Table
 from dptrain.training.callbacks import Callback
 from dptrain.training.trainer import Trainer
 
@@ -190,7 +191,7 @@ def data_table(results: Sequence[DataResult]) -> Table:
         f"Training on {IMAGES:,} uint8 images of {SIZE} × {SIZE} with crop, flip, brightness and "
         "contrast: µs per step, median of epochs"
     )
-    return Table(title, columns, tuple(rows))
+    return make_table(title, columns, rows)
 
 
 def data_headline(results: Iterable[DataResult]) -> list[str]:

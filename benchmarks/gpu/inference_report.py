@@ -7,7 +7,8 @@ from typing import Any
 
 from benchmarks.gpu import targets
 from benchmarks.gpu.inference import InferenceCase, Passes
-from benchmarks.tables import Table, with_spread
+from benchmarks.tables import make_table, with_spread
+from dptrain.tables import Table
 
 PERCENTILES = "p50, p95, p99"
 
@@ -29,12 +30,17 @@ def inference_tables(cases: Iterable[InferenceCase]) -> list[Table]:
         f"quickest peer {PERCENTILES} µs", "quickest peer", "latency ratio",
     )  # fmt: skip
     return [
-        Table("Inference: µs per pass, median (quartiles), and latency of single passes", columns,
-              tuple(rows)),
-        Table("Inference by peers, µs",
-              ("network", "batch", "precision", "program", "pass", f"latency {PERCENTILES}"),
-              tuple(modes)),
-    ]  # fmt: skip
+        make_table(
+            "Inference: µs per pass, median (quartiles), and latency of single passes",
+            columns,
+            rows,
+        ),
+        make_table(
+            "Inference by peers, µs",
+            ("network", "batch", "precision", "program", "pass", f"latency {PERCENTILES}"),
+            modes,
+        ),
+    ]
 
 
 def _compared(case: InferenceCase, backend: str, mine: Passes) -> tuple[str, ...]:

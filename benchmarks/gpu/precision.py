@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 
 from benchmarks.gpu import targets
 from benchmarks.gpu.ours import Step
-from benchmarks.tables import Table
+from benchmarks.tables import make_table
 from dptrain.network import Conv2d, Dense, Flatten, Layer, MeanSquaredError, Network
+from dptrain.tables import Table
 
 if TYPE_CHECKING:
     # Needs PyTorch.
@@ -115,7 +116,7 @@ def precision_table(errors: Sequence[LayerError]) -> Table:
     columns = (
         "network", "batch", "layer", "result", "backend", "dptrain", "PyTorch", "ratio", "",
     )  # fmt: skip
-    return Table("Errors of fp32 against float64, each layer alone", columns, tuple(rows))
+    return make_table("Errors of fp32 against float64, each layer alone", columns, rows)
 
 
 def precision_headline(errors: Iterable[LayerError]) -> list[str]:

@@ -24,9 +24,10 @@ from benchmarks.gpu.ranks import PROGRAMS, RankResult, weak_efficiency
 from benchmarks.gpu.stages import LayerRow, StageResult
 from benchmarks.gpu.streaming import StreamResult, stream_headline, stream_table
 from benchmarks.gpu.training import Case, Comparison
-from benchmarks.tables import Table, document, with_spread
+from benchmarks.tables import document, make_table, with_spread
 from benchmarks.targets import Target
 from dptrain.files import dump_json
+from dptrain.tables import Table
 
 if TYPE_CHECKING:
     # Needs PyTorch.
@@ -108,7 +109,7 @@ class Results:
             layer_table(self.layers),
             *(stage_table(stages, self.limits) for stages in self.stages_by_case().values()),
             check_table(self.checks),
-            Table("Programs that did not run", ("case", "reason"),
+            make_table("Programs that did not run", ("case", "reason"),
                   tuple(self._all_failed().items())),
         ]  # fmt: skip
         return [table for table in tables if table.rows]
@@ -162,7 +163,7 @@ def training_table(comparisons: Iterable[Comparison]) -> Table:
         "network", "batch", "precision", "backend", "dptrain µs", "PyTorch µs", "fastest mode",
         "speedup", "step", "ratio", "",
     )  # fmt: skip
-    return Table("Training step: median (quartiles)", columns, tuple(rows))
+    return make_table("Training step: median (quartiles)", columns, rows)
 
 
 def mode_table(cases: Iterable[Case]) -> Table:
@@ -175,7 +176,7 @@ def mode_table(cases: Iterable[Case]) -> Table:
         for case in cases
         if case.theirs
     ]  # fmt: skip
-    return Table("PyTorch's modes, µs per step", ("network", "batch", *modes), tuple(rows))
+    return make_table("PyTorch's modes, µs per step", ("network", "batch", *modes), rows)
 
 
 def memory_table(cases: Iterable[Case]) -> Table:
@@ -187,7 +188,7 @@ def memory_table(cases: Iterable[Case]) -> Table:
          *(f"{case.memory_bytes[n] / 2**20:.0f}" if n in case.memory_bytes else "–" for n in names))
         for case in cases
     ]  # fmt: skip
-    return Table("Peak memory, MiB", ("network", "batch", *names), tuple(rows))
+    return make_table("Peak memory, MiB", ("network", "batch", *names), rows)
 
 
 def stage_table(stages: Sequence[StageResult], limits: Limits | None) -> Table:
@@ -215,7 +216,7 @@ def stage_table(stages: Sequence[StageResult], limits: Limits | None) -> Table:
         "",
     )
     s = stages[0]
-    return Table(
+    return make_table(
         f"Stages of {s.network} at batch {s.batch_size}, {s.backend} {s.precision}, "
         f"timed separately; sum {total:.1f} µs",
         columns, tuple(rows),
@@ -236,7 +237,7 @@ def layer_table(rows: Iterable[LayerRow]) -> Table:
     ]  # fmt: skip
     times = (f"{program} µs" for program in programs)
     columns = ("network", "batch", "precision", "layer", "study A", *times, "cuda / cuDNN", "")
-    return Table("Layer by layer", columns, tuple(text))
+    return make_table("Layer by layer", columns, tuple(text))
 
 
 def rank_tables(results: Sequence[RankResult]) -> list[Table]:
@@ -264,10 +265,10 @@ def rank_tables(results: Sequence[RankResult]) -> list[Table]:
             "" if mine is None or target is None else target.verdict(mine),
         ))  # fmt: skip
     return [
-        Table("Several GPUs: µs per step, median (range of launches)",
+        make_table("Several GPUs: µs per step, median (range of launches)",
               ("network", "batch per GPU", "GPUs", *PROGRAMS, "speedup over the faster",
                "target", ""), tuple(times)),
-        Table("Weak-scaling efficiency, T(1) / T(N)",
+        make_table("Weak-scaling efficiency, T(1) / T(N)",
               ("network", "batch per GPU", "GPUs", *PROGRAMS, "dptrain within a launch", "target",
                ""), tuple(weak)),
     ]  # fmt: skip
@@ -297,7 +298,7 @@ def check_table(checks: Iterable[Checked]) -> Table:
         for c in checks
     )  # fmt: skip
     columns = ("network", "batch", "backend", "precision", "quantity", "error", "allowed", "")
-    return Table("Comparison with PyTorch in float64", columns, rows)
+    return make_table("Comparison with PyTorch in float64", columns, rows)
 
 
 def headline(results: Results) -> str:

@@ -15,11 +15,12 @@ import numpy as np
 
 from benchmarks.gpu import targets
 from benchmarks.gpu.data import EpochClock, bare_step_us, fit, generated_images, make_trainer
-from benchmarks.tables import Table
+from benchmarks.tables import make_table
 from benchmarks.targets import Target
 from dptrain.data.stored import HOST_SHARE
 from dptrain.machine import available_cores
 from dptrain.network import Network
+from dptrain.tables import Table
 from dptrain.training.baseline import open_loader
 from dptrain.training.trainer import Trainer
 
@@ -199,7 +200,7 @@ def stream_table(results: Sequence[StreamResult]) -> Table:
         f"Training on {STREAMED:,} memory-mapped images, at least ten times the GPU cache, and on "
         f"{DECODED:,} PNG files, changed as above: µs per step, median of epochs"
     )
-    return Table(title, columns, tuple(rows))
+    return make_table(title, columns, rows)
 
 
 def stream_headline(results: Iterable[StreamResult]) -> list[str]:

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 from benchmarks.node import filters, inference, ranks, shards, sums, threads
 from benchmarks.node.rows import Rows, relative_time, speedup, text_of, wall_ratio
-from benchmarks.tables import Table
+from benchmarks.tables import make_table
 from benchmarks.targets import Target
 from benchmarks.timing import Ratio
+from dptrain.tables import Table
 
 TRAINING = {"model0": 4.0, "model2": 4.0, "cifar": 3.0, "solar": 3.0}
 DOUBLED = Target(1.02, at_most=True)
@@ -87,13 +88,13 @@ def summary(rows: Mapping[str, Rows]) -> Table:
                 f"{worst.case} ({worst.value.value:.2f})",
             ))  # fmt: skip
     columns = ("figure", "lowest–highest", "target", "reached", "farthest from it")
-    return Table("Summary", columns, tuple(lines))
+    return make_table("Summary", columns, lines)
 
 
 def table(found: list[Figure]) -> Table:
     """Return the table of figures and targets."""
     columns = ("figure", "median (quartiles)", "target", "")
-    return Table("Targets", columns, tuple(figure.row() for figure in found))
+    return make_table("Targets", columns, tuple(figure.row() for figure in found))
 
 
 def _figure(name: str, value: Ratio | None, target: Target) -> Iterator[Figure]:

@@ -20,7 +20,8 @@ from benchmarks.node.section_tables import (
     sums_table,
     threads_table,
 )
-from benchmarks.tables import Table, document, new_files
+from benchmarks.tables import document, new_files
+from dptrain.tables import Table
 
 TABLES: Mapping[str, Callable[[Rows], Table]] = {
     "threads": threads_table,

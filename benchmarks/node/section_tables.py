@@ -5,7 +5,8 @@ from __future__ import annotations
 from benchmarks.node import filters, inference, ranks, shards, sums, threads
 from benchmarks.node.rows import Rows, relative_time, speedup, text_of, time_of, wall_ratio
 from benchmarks.node.sum_parts import PARTS
-from benchmarks.tables import Table
+from benchmarks.tables import make_table
+from dptrain.tables import Table
 
 
 def threads_table(rows: Rows) -> Table:
@@ -28,7 +29,7 @@ def threads_table(rows: Rows) -> Table:
         "network", "threads", "dptrain ms", "best peer ms", "peer", "times faster", "copies ms",
         "efficiency", "of copies'",
     )  # fmt: skip
-    return Table("Training step by threads: median (quartiles)", columns, tuple(lines))
+    return make_table("Training step by threads: median (quartiles)", columns, lines)
 
 
 def stages_table(rows: Rows) -> Table:
@@ -53,7 +54,9 @@ def stages_table(rows: Rows) -> Table:
         "network", "threads", "stage", "1 thread ms", "ms", "ideal ms", "copies ms",
         "waiting by stage ms", "by step ms",
     )  # fmt: skip
-    return Table("Stages of a training step by threads: median (quartiles)", columns, tuple(lines))
+    return make_table(
+        "Stages of a training step by threads: median (quartiles)", columns, tuple(lines)
+    )
 
 
 def outside_table(rows: Rows) -> Table:
@@ -69,7 +72,7 @@ def outside_table(rows: Rows) -> Table:
             "" if best is None else str(best["program"]), text_of(speedup(best, mine)),
         ))  # fmt: skip
     columns = ("network", "threads", "dptrain ms", "best peer ms", "peer", "times faster")
-    return Table("Training step of other networks: median (quartiles)", columns, tuple(lines))
+    return make_table("Training step of other networks: median (quartiles)", columns, lines)
 
 
 def inference_table(rows: Rows) -> Table:
@@ -85,7 +88,7 @@ def inference_table(rows: Rows) -> Table:
             "" if best is None else str(best["program"]), text_of(speedup(best, mine)),
         ))  # fmt: skip
     columns = ("network", "threads", "batch", "dptrain ms", "best peer ms", "peer", "times faster")
-    return Table("Inference: median (quartiles)", columns, tuple(lines))
+    return make_table("Inference: median (quartiles)", columns, lines)
 
 
 def shards_table(rows: Rows) -> Table:
@@ -102,7 +105,7 @@ def shards_table(rows: Rows) -> Table:
         ))  # fmt: skip
     columns = ("network", "ranks × threads", "without ms", "with shards ms", "with / without")
     title = f"{shards.SHARDS} micro-shards of {shards.SAMPLES} samples: median (quartiles)"
-    return Table(title, columns, tuple(lines))
+    return make_table(title, columns, lines)
 
 
 def filters_table(rows: Rows) -> Table:
@@ -120,7 +123,7 @@ def filters_table(rows: Rows) -> Table:
             ))  # fmt: skip
     columns = ("convolution", "phase", "filters", "ps per multiply-add", "relative")
     title = f"Numbers of filters at batch {filters.BATCH}, one thread: median (quartiles)"
-    return Table(title, columns, tuple(lines))
+    return make_table(title, columns, lines)
 
 
 def ranks_table(title: str, rows: Rows) -> Table:
@@ -149,7 +152,9 @@ def ranks_table(title: str, rows: Rows) -> Table:
         "of copies'", "of meeting",
         "PyTorch DDP ms", "its efficiency",
     )  # fmt: skip
-    return Table(f"{title}: wall time divided by steps, median (quartiles)", columns, tuple(lines))
+    return make_table(
+        f"{title}: wall time divided by steps, median (quartiles)", columns, tuple(lines)
+    )
 
 
 def sums_table(rows: Rows) -> Table:
@@ -174,4 +179,4 @@ def sums_table(rows: Rows) -> Table:
         "mean work", "traffic.c µs", "dptrain / traffic.c",
         "times faster than MPI", *(f"{other} µs" for other in others),
     )  # fmt: skip
-    return Table("Sum and update alone: median (quartiles)", columns, tuple(lines))
+    return make_table("Sum and update alone: median (quartiles)", columns, lines)

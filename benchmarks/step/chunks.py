@@ -29,7 +29,7 @@ import dptrain
 from benchmarks.batch import random_batch
 from benchmarks.outside import find_network
 from benchmarks.programs.own_programs import LEARNING_RATE
-from benchmarks.tables import Table
+from benchmarks.tables import make_table
 from dptrain.backends.numba.backend import NumbaReplica
 from dptrain.batch import Batch
 from dptrain.plan.lowering import Phase
@@ -141,7 +141,7 @@ def main(network: str, batch_size: int, threads: int, steps: int, inference: boo
     rows.append(_row("step", sum(alone.values()), sum(several.values()), threads))
     head = ("stage", "time", "one thread", "start", "computing", "between", "end", "taken")
     title = f"{network}, batch size {batch_size}, {threads} threads: median times in µs"
-    click.echo(Table(title, head, tuple(rows)).markdown())
+    click.echo(make_table(title, head, tuple(rows)).to_markdown())
 
 
 def _row(stage: str, alone: Any, parts: Any, threads: int) -> tuple[str, ...]:

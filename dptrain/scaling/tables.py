@@ -210,7 +210,7 @@ def loss_table(study: Study, scaling: str) -> Table | None:
     ]
     columns = [
         *_who(study, Records([row.point for row in rows], [row.at for row in rows])),
-        texts("loss", [row.name for row in rows]),
+        replace(texts("loss", [row.name for row in rows]), is_key=True),
         Column(
             "time",
             unit,
@@ -228,7 +228,7 @@ def loss_table(study: Study, scaling: str) -> Table | None:
     )
     table = _table(f"loss-{scaling}", title, columns, note)
     starts = [sum(map(len, each[:i])) for i in range(1, len(each))]
-    return replace(table, keys=len(columns) - 2, rules=frozenset(starts))
+    return replace(table, rules=frozenset(starts))
 
 
 def _loss_rows(point: Point, at: str) -> Iterator[_Row]:

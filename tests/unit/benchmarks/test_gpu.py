@@ -361,7 +361,7 @@ def test_layers_that_the_same_kernels_compute_are_not_compared() -> None:
     assert "1 of 1 layers are as fast by cuda as by cuDNN, 1 more are computed by" in headline(
         results
     )
-    assert [row[-1] for row in layer_table(results.layers).rows] == ["reached", "the same kernels"]
+    assert [row[-1] for row in layer_table(results.layers).texts] == ["reached", "the same kernels"]
 
 
 def test_rows_carry_the_names_of_study_a() -> None:

@@ -117,7 +117,7 @@ def test_the_best_peer_counts_for_throughput_and_the_quickest_for_latency() -> N
     assert case.latency_ratio("cuda") == pytest.approx(2.5)
     assert case.ours["cuda"].percentiles_us == pytest.approx((14.0, 15.8, 15.96))
     table, peers = inference_tables([case])
-    row = dict(zip(table.columns, table.rows[0], strict=True))
+    row = dict(zip(table.heads, table.texts[0], strict=True))
     assert row["speedup"] == "2.50 (2.50–2.50)"
     assert row["samples/s"] == "3,200,000"
     assert row[""] == "reached"
@@ -130,6 +130,6 @@ def test_the_best_peer_counts_for_throughput_and_the_quickest_for_latency() -> N
 
 def test_without_peers_dptrain_is_timed_alone() -> None:
     case = InferenceCase("vgg", 32, "tf32", {"cuda": passes(10.0, 12.0)}, {})
-    (row,) = inference_tables([case])[0].rows
+    (row,) = inference_tables([case])[0].texts
     assert len(row) == len(inference_tables([case])[0].columns)
     assert inference_headline([case]) == []

@@ -59,8 +59,8 @@ def test_errors_are_relative_and_compared_with_pytorch() -> None:
     assert output.ours == {"cuda": pytest.approx(0.1)}
     assert output.ratio("cuda") == pytest.approx(2.0)
     assert (weight.quantity, weight.ratio("cuda")) == ("weight gradient", 0.0)
-    rows = precision_table([output]).rows
-    assert rows[0][-3:] == ("5.00e-02", "2.00", "0.50 of target")
+    rows = precision_table([output]).texts
+    assert rows[0][-3:] == ["5.00e-02", "2.00", "0.50 of target"]
     assert precision_headline([output]) == [
         "cuda: 0 of 1 errors of fp32 are at most PyTorch's; the largest is 2.00 times as large"
     ]

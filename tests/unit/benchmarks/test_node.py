@@ -91,7 +91,7 @@ def test_stages_of_threads_and_copies_are_timed() -> None:
             parts = [row["median_ms"] for row in times if row is not step]
             assert len(parts) == 15
             assert step["median_ms"] > max(parts) > 0
-    stages_of_table = {line[2] for line in stages_table(rows).rows}
+    stages_of_table = {line[2] for line in stages_table(rows).texts}
     assert len(counts) == 1 or "conv1+relu1+pool1.forward" in stages_of_table
 
 
@@ -325,7 +325,7 @@ def make_report() -> Report:
 
 
 def test_targets_are_those_of_the_measured_cases() -> None:
-    rows = [row[:4] for row in make_report().tables()[-1].rows]
+    rows = [tuple(row[:4]) for row in make_report().tables()[-1].texts]
     size = "sum and update of 4.27 MB, 8 ranks"
     assert rows == [
         ("model0, 1 threads: times faster than the best peer", "5.00 (5.00–5.00)", "≥ 4",
@@ -340,8 +340,8 @@ def test_targets_are_those_of_the_measured_cases() -> None:
 
 
 def test_the_summary_names_the_case_that_is_farthest_from_its_target() -> None:
-    first = make_report().tables()[0].rows[0]
-    assert first == (
+    first = make_report().tables()[0].texts[0]
+    assert tuple(first) == (
         "threads: times faster than the best peer", "3.20–5.00", "≥ 4", "1 of 2",
         "model0, 16 threads (3.20)",
     )  # fmt: skip
