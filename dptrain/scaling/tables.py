@@ -41,6 +41,8 @@ from dptrain.vocabulary import find_term, label_of
 
 BASE = "base"
 """Cell of the base in columns that compare points with it."""
+NOT_REACHED = "not reached"
+"""Cell of a time to accuracy if a launch did not reach the accuracy."""
 STEP_PARTS = tuple(field.name for field in fields(Parts))
 """Names of the parts of a step."""
 LOSS_DECIMALS = 3
@@ -272,10 +274,10 @@ def accuracy_table(study: Study) -> Table | None:
     columns = (
         *_who(study, points),
         points.counts("batch_size"),
-        times.estimates("time_s"),
+        times.estimates("time_s", missing=NOT_REACHED),
         times.estimates("speed_up", decimals=2, shown=_of_others),
-        times.estimates("epochs"),
-        times.estimates("samples", decimals=0),
+        times.estimates("epochs", missing=NOT_REACHED),
+        times.estimates("samples", decimals=0, missing=NOT_REACHED),
         times.counts("reached", "reached it", "launches"),
         times.counts("trainings", "trained", "launches"),
     )
