@@ -20,7 +20,6 @@ import dptrain
 from dptrain.cli.main import EXIT_CODES, cli
 from dptrain.cli.options import SettingOption
 from dptrain.data import SOURCES
-from dptrain.vocabulary import SECTIONS, vocabulary_table
 from dptrain.network.activations import ACTIVATIONS
 from dptrain.network.elementwise import expressions_of
 from dptrain.network.expressions import names
@@ -29,6 +28,7 @@ from dptrain.toml import read_toml
 from dptrain.training.presets import presets
 from dptrain.training.schedules import SCHEDULES
 from dptrain.training.settings import OTHER_VARIABLES, settings
+from dptrain.vocabulary import SECTIONS, vocabulary_table
 
 ROOT = Path(__file__).parents[2]
 

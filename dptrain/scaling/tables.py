@@ -42,6 +42,8 @@ from dptrain.vocabulary import find_term, label_of
 
 BASE = "base"
 """Cell of the base in columns that compare points with it."""
+NOT_REACHED = "not reached"
+"""Cell of a time to accuracy if a launch did not reach the accuracy."""
 STEP_PARTS = tuple(field.name for field in fields(Parts))
 """Names of the parts of a step."""
 LOSS_DECIMALS = 3
@@ -211,7 +213,7 @@ def loss_table(study: Study, scaling: str) -> Table | None:
     ]
     columns = [
         *_who(study, Records([row.point for row in rows], [row.at for row in rows])),
-        texts("loss", [row.name for row in rows]),
+        replace(texts("loss", [row.name for row in rows]), is_key=True),
         Column(
             "time",
             unit,
@@ -229,7 +231,7 @@ def loss_table(study: Study, scaling: str) -> Table | None:
     )
     table = _table(f"loss-{scaling}", title, columns, note)
     starts = [sum(map(len, each[:i])) for i in range(1, len(each))]
-    return replace(table, keys=len(columns) - 2, rules=frozenset(starts))
+    return replace(table, rules=frozenset(starts))
 
 
 def _loss_rows(point: Point, at: str) -> Iterator[_Row]:
@@ -273,10 +275,10 @@ def accuracy_table(study: Study) -> Table | None:
     columns = (
         *_who(study, points),
         points.counts("batch_size"),
-        times.estimates("time_s"),
+        times.estimates("time_s", missing=NOT_REACHED),
         times.estimates("speed_up", decimals=2, shown=_of_others),
-        times.estimates("epochs"),
-        times.estimates("samples", decimals=0),
+        times.estimates("epochs", missing=NOT_REACHED),
+        times.estimates("samples", decimals=0, missing=NOT_REACHED),
         times.counts("reached", "reached it", "launches"),
         times.counts("trainings", "trained", "launches"),
     )

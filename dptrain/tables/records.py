@@ -128,15 +128,15 @@ class Records:
         *,
         decimals: int | None = None,
         shown: Callable[[Any], Interval | str | None] = lambda estimate: estimate,
+        missing: str = MISSING,
         centre: str = "value",
     ) -> Column:
         """Return a column of values with their 95% intervals, if these are finite.
 
         Args:
             path: path of an estimate in a record; None results in a cell without a number.
-            head: as in `values`.
+            head, decimals, missing: as in `values`.
             unit: as in `values`; the heading adds the meaning of the parentheses.
-            decimals: as in `values`.
             shown: returns what is shown of an estimate, or a text in place of it.
             centre: name of the value in the file.
         """
@@ -148,7 +148,7 @@ class Records:
 
         def cell(estimate: Interval | str | None, source: str) -> Cell:
             if estimate is None or isinstance(estimate, str):
-                return (estimate or MISSING,)
+                return (estimate or missing,)
             text = fixed(scale * estimate.value, digits)
             value = Number(text, estimate.value, source and f"{source}.{centre}", centre)
             if not (math.isfinite(estimate.high) and math.isfinite(estimate.low)):

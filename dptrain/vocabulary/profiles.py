@@ -304,7 +304,7 @@ STAGE = (
         "Size of the buffers and parameters that are read or written, "
         "each "
         "counted once, per step and rank.",
-        heading="data read and written",
+        heading="data moved",
     ),
     Term(
         "memory_bytes",
@@ -457,8 +457,8 @@ POP = (
         "pop.ranks",
         "1",
         "Share of the wall time in which each rank is busy.",
-        heading="busy",
-        shown="% of wall time",
+        heading="busy share",
+        shown="%",
     ),
     Term(
         "layers",
