@@ -115,6 +115,8 @@ def describe_adaptation(network: Network) -> str:
             f"layer {output_layer(network)} with {count} output{plural} "
             f"(published: {published.num_outputs})"
         )
+    if network.nodes[0].name == NORMALIZATION:
+        parts.append(f"a first layer {NORMALIZATION} for pixels")
     return f"adapted to the data: {', '.join(parts)}" if parts else ""
 
 

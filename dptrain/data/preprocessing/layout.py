@@ -54,8 +54,19 @@ def _is_channels_last(shape: Shape, expected: Shape) -> bool:
     return last[0] in MORE_CHANNELS and first[0] > max(MORE_CHANNELS)
 
 
+def refuse_masked(x: Any, where: str) -> None:
+    """Raise `UserError` if values of an array are masked, which NumPy converts without the mask."""
+    if np.ma.is_masked(x):
+        count = int(np.ma.getmaskarray(x).sum())
+        raise UserError(
+            f"{where} is a masked array with {count:,} masked values; replace them with "
+            "filled(VALUE), or leave out their samples or columns"
+        )
+
+
 def as_numbers(x: Any, where: str) -> NDArray[Any]:
     """Return an array of numbers from an object that NumPy understands."""
+    refuse_masked(x, where)
     try:
         array: NDArray[Any] = pixels_of(x) if is_pillow_image(x) else np.asarray(x)
     except (TypeError, ValueError, RuntimeError) as error:

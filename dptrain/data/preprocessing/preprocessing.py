@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 from dptrain.data.image_files.decoder import is_pillow_image, pixels_of
 from dptrain.data.preprocessing.classes import Classes
 from dptrain.data.preprocessing.images import Adapter
-from dptrain.data.preprocessing.layout import channels_first
+from dptrain.data.preprocessing.layout import channels_first, refuse_masked
 from dptrain.data.preprocessing.names import same_form
 from dptrain.data.preprocessing.rows import RowLayout
 from dptrain.data.preprocessing.scale import check_against_training
@@ -354,6 +354,7 @@ class Preprocessing:
             UserError: the data does not match: its shape, colours, type, columns or range.
         """
         where = "the input"
+        refuse_masked(raw, where)
         if self.kind == "table":
             array = self._samples_of(_rows_of(raw, self.columns, where), where)
             x = self.prepared_rows(array, where)

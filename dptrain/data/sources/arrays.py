@@ -343,29 +343,48 @@ def _read_npz(path: Path) -> tuple[dict[str, Pair], Names | None, Any, str]:
         f"{' or '.join(NAMES['x'][1:])}, and y {' or '.join(NAMES['y'][1:])}"
     )
     with opened_npz(path, expected) as file:
-        usual = _usual_names(file)
-        pairs = pairs_by_ending(usual, str(path))
+        arrays = UsualNames(file)
+        pairs = pairs_by_ending(arrays, str(path))
         if pairs is not None:
             found: dict[str, Pair] = {
-                end: (np.asarray(file[x]), np.asarray(file[y])) for end, (x, y) in pairs.items()
+                end: (np.asarray(x), np.asarray(y)) for end, (x, y) in pairs.items()
             }
-            names = names_in(file, str(path))
-            used = {own: name for name, own in usual.items()}
-            others = [used.get(n, n) for n in file.files if names is None or n != CLASSES]
-            weights = file.get(weights_name(found))
+            names = names_in(arrays, str(path))
+            others = [name for name in arrays if names is None or name != CLASSES]
+            weights = arrays.get(weights_name(found))
             return found, names, weights, unused_note(others, found)
-        arrays = ", ".join(file) or "nothing"
-    raise UserError(f"{path} has {arrays}; {expected}")
+        listed = ", ".join(file) or "nothing"
+    raise UserError(f"{path} has {listed}; {expected}")
 
 
-def _usual_names(found: Collection[str]) -> dict[str, str]:
-    """Return the names in a file of inputs and targets, by the names of `pairs_by_ending`."""
-    named = {
-        f"{kind}{ending}": [f"{name}{ending}" for name in names if f"{name}{ending}" in found]
-        for kind, names in NAMES.items()
-        for ending in ENDINGS
-    }
-    return {usual: names[0] for usual, names in named.items() if names}
+class UsualNames(Mapping[Any, Any]):
+    """Arrays of a file or a mapping, in which inputs are called x, and targets y.
+
+    Args:
+        arrays: with the names of `NAMES`, or others, which are kept.
+    """
+
+    def __init__(self, arrays: Mapping[Any, Any]) -> None:
+        self._arrays = arrays
+        named = {
+            f"{kind}{ending}": [f"{name}{ending}" for name in names if f"{name}{ending}" in arrays]
+            for kind, names in NAMES.items()
+            for ending in ENDINGS
+        }
+        self._own = {usual: names[0] for usual, names in named.items() if names}
+
+    def __getitem__(self, name: Any) -> Any:
+        return self._arrays[self._own.get(name, name)]
+
+    def __contains__(self, name: object) -> bool:  # That of `Mapping` reads the array.
+        return self._own.get(str(name), name) in self._arrays
+
+    def __iter__(self) -> Iterator[Any]:
+        usual = {own: name for name, own in self._own.items()}
+        return (usual.get(name, name) for name in self._arrays)
+
+    def __len__(self) -> int:
+        return len(self._arrays)
 
 
 def names_in(arrays: Mapping[str, Any], where: str) -> Names | None:

@@ -6,8 +6,9 @@ Anything of the following can be trained on:
 - a tuple ``(x, y)``, ``(x_train, y_train, x_test, y_test)`` or ``(x_train, y_train, x_val, y_val,
   x_test, y_test)`` of arrays, or a tuple of pairs ``((x_train, y_train), (x_test, y_test))``;
 - a mapping with the keys x and y, or x_train, y_train, x_test and y_test, and perhaps x_val and
-  y_val, classes, the names of the labels 0, 1, …, and sample_weight or sample_weight_train, the
-  weights of x or x_train in the loss, such as an open npz file;
+  y_val (or with their other names in `arrays.NAMES`), classes, the names of the labels 0, 1, …, and
+  sample_weight or sample_weight_train, the weights of x or x_train in the loss, such as an open npz
+  file;
 - an object with ``len(data)`` and ``data[i] -> (x, y)``: a list of pairs, or a PyTorch ``Dataset``.
   x is an image (an array or a PIL image) or a vector, always of the same shape; y is a label or
   numbers. ``data[i]`` must return the same sample each time: samples are read once if they fit in
@@ -22,6 +23,7 @@ Arrays have the shapes and types that ``npz`` files have: see `arrays.open_npz`.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping
 from itertools import chain
 from typing import Any
@@ -32,11 +34,12 @@ from numpy.typing import NDArray
 from dptrain.data import open_data
 from dptrain.data.base import Dataset
 from dptrain.data.preprocessing.classes import are_texts, listed, names_from
-from dptrain.data.preprocessing.layout import as_numbers, channels_first
+from dptrain.data.preprocessing.layout import as_numbers, channels_first, refuse_masked
 from dptrain.data.preprocessing.preprocessing import Preprocessing
 from dptrain.data.sources.arrays import (
     VALIDATION,
     Pair,
+    UsualNames,
     dataset_of_pairs,
     expected_shape,
     names_in,
@@ -53,8 +56,9 @@ from dptrain.network.network import Network
 from dptrain.notes import show_notes
 
 _EXPECTED = (
-    "expected a data spec, (x, y), (x_train, y_train, x_test, y_test), a mapping with these keys, "
-    "or an object with len(data) and data[i] -> (x, y)"
+    "expected a data spec, (x, y), (x_train, y_train, x_test, y_test), a mapping with these keys "
+    "(or images or data for x, and labels, targets or target for y), or an object with len(data) "
+    "and data[i] -> (x, y)"
 )
 
 
@@ -154,6 +158,8 @@ def dataset_from(
     if isinstance(data, Dataset):
         show_notes(data.notes)
         return _checked_dataset(data, network, preprocessing)
+    if isinstance(data, Mapping):
+        data = UsualNames(data)
     name = "samples" if array_pairs(data) is None else "arrays"
     own = names_in(data, "the data") if classes is None and isinstance(data, Mapping) else None
     names = own if classes is None else names_from(classes, CLASSES)
@@ -220,6 +226,8 @@ def _pairs(request: Request, data: Any) -> dict[str, Pair]:
                 f"the data is a {type(data).__name__}; pass its data set, loader.dataset: "
                 "minibatches and their order follow from the settings batch_size and seed"
             )
+        if isinstance(data, os.PathLike):
+            raise UserError(f"the data is the path {data}; pass a text such as 'folder:{data}'")
         raise UserError(f"the data is of type {type(data).__name__}; {_EXPECTED}")
     pairs: dict[str, Pair] = {}
     for tail, part in parts.items():
@@ -238,7 +246,7 @@ def _pairs(request: Request, data: Any) -> dict[str, Pair]:
 def array_pairs(data: Any) -> dict[str, tuple[Any, Any]] | None:
     """Return the arrays of a tuple or a mapping by the endings of their names; None for others."""
     if isinstance(data, Mapping):
-        found = pairs_by_ending(data, "the data")
+        found = pairs_by_ending(UsualNames(data), "the data")
         if found is not None:
             return found
         raise UserError(f"the data has the keys {', '.join(map(str, data))}; {_EXPECTED}")
@@ -286,6 +294,7 @@ def _read_samples(request: Request, samples: Any, where: str, splits: int) -> Pa
 
 def as_targets(y: Any, where: str) -> NDArray[Any]:
     """Return an array of numbers, or of text, from an object that NumPy understands."""
+    refuse_masked(y, where)
     try:
         array: NDArray[Any] = np.asarray(y)
     except (TypeError, ValueError, RuntimeError):

@@ -85,6 +85,30 @@ def test_arrays_have_their_usual_names(net, tmp_path, x, y, endings):
         np.testing.assert_array_equal(one.x, other.x)
 
 
+def test_masked_values_are_not_used(net):
+    network = net((3,), 2)
+    x, y = np.arange(60.0).reshape(20, 3), np.arange(20) % 2
+    data = dataset_from((np.ma.masked_array(x, False), y), network)
+    for masked in ((np.ma.masked_greater(x, 50), y), (x, np.ma.masked_equal(y, 1))):
+        with pytest.raises(UserError, match=r"masked array with 1?\d masked values"):
+            dataset_from(masked, network)
+    with pytest.raises(UserError, match="the input is a masked array with 9 masked values"):
+        data.preprocessing.apply(np.ma.masked_greater(x, 50))
+
+
+def test_a_mapping_has_its_usual_names(net, tmp_path):
+    x, y = np.arange(60.0).reshape(20, 3), np.arange(20) % 2
+    own = dataset_from((x, y), net((3,), 2))
+    np.savez(tmp_path / "a.npz", data=x, target=y, feature_names=np.array(["a", "b", "c"]))
+    for data in ({"images": x, "labels": y}, np.load(tmp_path / "a.npz")):
+        found = dataset_from(data, net((3,), 2))
+        np.testing.assert_array_equal(found.train.x, own.train.x)
+        np.testing.assert_array_equal(found.test.known_targets(), own.test.known_targets())
+    assert found.notes[0] == "arrays are left out: feature_names"
+    with pytest.raises(UserError, match="pass a text such as 'folder:"):
+        dataset_from(tmp_path, net((3,), 2))
+
+
 def test_an_unknown_word_for_an_option(net, refuse, cifar):
     refuse(f"cifar10:{cifar[0]}?fit=cut", net((3, 32, 32)), "'cut'", "resize or crop")
 
