@@ -6,6 +6,7 @@ import gc
 import subprocess
 import sys
 import weakref
+from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -131,7 +132,7 @@ def test_wrong_signs_do_not_pass_in_any_precision(name: str, precision: str) -> 
 
 
 @pytest.fixture
-def host_for_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def host_for_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     def run_once(run: Any, *arguments: Any, **options: Any) -> Any:
         run()
         return run
@@ -145,6 +146,11 @@ def host_for_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (theirs, torch_layers):
         monkeypatch.setattr(module, "capture", run_once)
         monkeypatch.setattr(module, "torch_timer", host_timer)
+    # Threads that wait for each other are slow on a busy machine.
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.mark.usefixtures("host_for_gpu")
