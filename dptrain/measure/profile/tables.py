@@ -26,7 +26,7 @@ STEP_PARTS = (
 )  # fmt: skip
 """Names of the parts of a step in the order of the table."""
 OF_SEVERAL = ("transfer", "imbalance")
-"""Parts of the steps of several ranks; a single one neither communicates nor waits."""
+"""Parts of the steps of several ranks, which those of a single one need not have."""
 BREAKS = ("checkpoint", "evaluation")
 """Parts that a step need not have."""
 NOT_MEASURED = (
@@ -69,11 +69,8 @@ def parts_table(
         name, file: as in `dptrain.tables.Table`.
     """
     everything = parts.all_steps
-    shown = [
-        part
-        for part in STEP_PARTS
-        if (several or part not in OF_SEVERAL) and (part not in BREAKS or getattr(everything, part))
-    ]
+    optional = BREAKS if several else (*BREAKS, *OF_SEVERAL)
+    shown = [part for part in STEP_PARTS if part not in optional or getattr(everything, part)]
     # (name, mean of all steps, path below the means, median of all steps)
     rows: list[tuple[str, float | None, str, Spread | None]] = []
     for part in shown:
