@@ -11,6 +11,7 @@ SUBJECTS = {
     "cpu": ("node", "steps, inference, ranks and sums on the cores of this machine, with peers"),
     "gpu": ("gpu", "steps, inference, images and ranks on the GPUs of this machine, with peers"),
     "table": ("table", "networks, devices and precisions of stored results, with the best peer"),
+    "performance": ("performance", "write the page on performance from stored results"),
     "accuracy": ("accuracy", "test accuracy next to PyTorch's, over several seeds"),
     "public": ("public", "test accuracy on public photographs"),
     "small-tables": ("small_tables", "perceptrons on small tables next to scikit-learn"),
