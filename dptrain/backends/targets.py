@@ -9,7 +9,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from dptrain.errors import UserError
 from dptrain.network.network import Network
-from dptrain.network.targets import class_labels
 
 
 def checked_targets(network: Network, y: ArrayLike) -> NDArray[Any]:
@@ -28,7 +27,42 @@ def checked_targets(network: Network, y: ArrayLike) -> NDArray[Any]:
         if array.size != len(array) * width:
             raise UserError(f"y has shape {array.shape}; expected {width} values per sample")
         return array.reshape(len(array), width)
-    return class_labels(array, network, "y")
+    return class_labels(array, network)
+
+
+def class_labels(y: NDArray[Any], network: Network) -> NDArray[Any]:
+    """Return one label per sample, of a network whose loss compares with classes.
+
+    Args:
+        y: (n,) or (n, 1) labels, or (n, F) one-hot rows.
+        network: has F outputs.
+
+    Raises:
+        UserError: wrong shape, labels that are not whole numbers, or not in [0, F).
+    """
+    width = network.num_outputs
+    if y.ndim == 2 and y.shape[1] == width:
+        if not (((y == 0) | (y == 1)).all() and (y.sum(axis=1) == 1).all()):
+            raise UserError(
+                f"y: targets have {width} columns but are not one-hot; expected one 1 and "
+                "otherwise 0 in each row, or a vector of class labels"
+            )
+        return np.asarray(y.argmax(axis=1))
+    if y.ndim not in (1, 2) or y.shape[1:] not in ((), (1,)):
+        raise UserError(
+            f"y: targets have shape {y.shape}; expected one class label per sample, ({len(y)},)"
+        )
+    if y.size and (y != np.floor(y)).any():
+        raise UserError(
+            f"y: targets are not whole numbers, but {network.label} distinguishes "
+            "classes; use a network with mean_squared_error to predict values"
+        )
+    if y.size and (y.min() < 0 or y.max() >= width):
+        raise UserError(
+            f"y: labels from {int(y.min())} to {int(y.max())}, but {network.label} "
+            f"has {width} outputs; expected labels 0 to {width - 1}"
+        )
+    return y.reshape(-1)
 
 
 def channels_last_targets(network: Network, y: NDArray[Any]) -> NDArray[Any]:
