@@ -49,6 +49,8 @@ if TYPE_CHECKING:
     from dptrain.network import Multiply as Multiply
     from dptrain.network import Network as Network
     from dptrain.network import Normal as Normal
+    from dptrain.network import Pad2d as Pad2d
+    from dptrain.network import Resize2d as Resize2d
     from dptrain.network import SigmoidBinaryCrossEntropy as SigmoidBinaryCrossEntropy
     from dptrain.network import SoftmaxCrossEntropy as SoftmaxCrossEntropy
     from dptrain.network import SoftmaxSquaredError as SoftmaxSquaredError
@@ -118,6 +120,8 @@ _NAMES = [
     "Multiply",
     "Network",
     "Normal",
+    "Pad2d",
+    "Resize2d",
     "Progress",
     "RankTimeoutError",
     "ReadOnlyError",

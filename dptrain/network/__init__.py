@@ -53,6 +53,7 @@ from dptrain.network.losses import (
 )
 from dptrain.network.network import Network, Node, NodeSpec
 from dptrain.network.normalization import BatchNorm2d, GroupNorm, LayerNorm
+from dptrain.network.resampling import Pad2d, Resize2d
 
 __all__ = [
     "ACTIVATIONS",
@@ -88,8 +89,10 @@ __all__ = [
     "Node",
     "NodeSpec",
     "Normal",
+    "Pad2d",
     "Parameter",
     "ReLU",
+    "Resize2d",
     "Shape",
     "SiLU",
     "Sigmoid",
