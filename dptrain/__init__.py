@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from dptrain.network import Constant as Constant
     from dptrain.network import Conv2d as Conv2d
     from dptrain.network import Dense as Dense
+    from dptrain.network import Dilate2d as Dilate2d
     from dptrain.network import Dropout as Dropout
     from dptrain.network import Flatten as Flatten
     from dptrain.network import GlobalAveragePool2d as GlobalAveragePool2d
@@ -105,6 +106,7 @@ _NAMES = [
     "Conv2d",
     "Dense",
     "DivergedError",
+    "Dilate2d",
     "Dropout",
     "Flatten",
     "GlobalAveragePool2d",

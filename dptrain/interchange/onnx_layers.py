@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from dptrain.errors import UserError
 from dptrain.interchange.onnx_functions import add_function
 from dptrain.interchange.onnx_graph import OPSET, OnnxGraph
@@ -41,7 +43,7 @@ from dptrain.network.layers import (
 )
 from dptrain.network.network import Node
 from dptrain.network.normalization import BatchNorm2d, GroupNorm, LayerNorm
-from dptrain.network.resampling import Pad2d, Resize2d
+from dptrain.network.resampling import Dilate2d, Pad2d, Resize2d
 
 Tensors = list[str]
 """Names of the tensors that a layer reads."""
@@ -192,6 +194,12 @@ def _pad(graph: OnnxGraph, node: Node, layer: Pad2d, inputs: Tensors) -> str:
     return graph.add("Pad", inputs[0], pads, mode=PAD_MODES[layer.mode])
 
 
+def _dilate(graph: OnnxGraph, node: Node, layer: Dilate2d, inputs: Tensors) -> str:
+    channels = node.input_shape[0]
+    ones = graph.constant("ones", np.ones((channels, 1, 1, 1)))
+    return graph.add("ConvTranspose", inputs[0], ones, strides=layer.factors, group=channels)
+
+
 def _resize(graph: OnnxGraph, node: Node, layer: Resize2d, inputs: Tensors) -> str:
     if layer.size is None:
         sizes = ["", graph.constant("scales", [1.0, 1.0, *layer.scales])]
@@ -232,6 +240,7 @@ OPERATORS: Mapping[type[Layer], AddOperators] = {
     StochasticDepth: _input,
     Pad2d: _pad,
     Resize2d: _resize,
+    Dilate2d: _dilate,
     BatchNorm2d: _batch_norm,
     GroupNorm: _group_norm,
     LayerNorm: _layer_norm,

@@ -36,7 +36,7 @@ from dptrain.interchange.onnx_layer_norm import (
 )
 from dptrain.interchange.onnx_matching import Match, always, axes_of, constants, epsilon_of
 from dptrain.interchange.onnx_reading import ReadGraph, attributes, number
-from dptrain.interchange.onnx_resampling import read_pad, read_resize
+from dptrain.interchange.onnx_resampling import read_pad, read_resize, read_transposed_convolution
 from dptrain.interchange.onnx_shapes import FREE_BATCH
 from dptrain.network.combining import (
     Add,
@@ -437,6 +437,7 @@ _LAYERS: Mapping[str, tuple[Reader, ...]] = {
     "Cast": (_cast,),
     "Concat": (_concatenate,),
     "Conv": (_conv,),
+    "ConvTranspose": (read_transposed_convolution,),
     "Dropout": (_dropout,),
     "Flatten": (_flatten,),
     "Gemm": (_gemm,),

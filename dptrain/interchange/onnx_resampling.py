@@ -1,17 +1,18 @@
-"""Padding and resizing layers that ONNX operators are."""
+"""Padding, resizing and transposed convolutions that ONNX operators are."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import onnx
 from numpy.typing import NDArray
 
 from dptrain.errors import UserError
-from dptrain.interchange.onnx_matching import Match, always
+from dptrain.interchange.onnx_matching import Match, always, constants
 from dptrain.interchange.onnx_reading import ReadGraph, attributes, number
 from dptrain.network.layers import Layer, Shape
-from dptrain.network.resampling import Pad2d, Resize2d
+from dptrain.network.resampling import Dilate2d, Pad2d, Resize2d, transposed_convolution
 
 PAD_MODES = {"zeros": "constant", "reflect": "reflect", "replicate": "edge"}
 """Modes of ONNX by those of `Pad2d`."""
@@ -58,6 +59,41 @@ def read_pad(graph: ReadGraph, node: onnx.NodeProto) -> Match:
 
 def _pad(sides: tuple[int, int, int, int], mode: Any) -> Pad2d:
     return Pad2d(sides[0] if len(set(sides)) == 1 else sides, mode)
+
+
+def read_transposed_convolution(graph: ReadGraph, node: onnx.NodeProto) -> Match:
+    """Match a transposed convolution: zeros between and around the pixels, and a convolution."""
+    values, names = attributes(node), list(node.input[1:])
+    arrays = constants(graph, names, ("weight", "bias"))
+    weight, groups = arrays["weight"], int(values.get("group", 1))
+    if weight.ndim != 4:
+        raise UserError(f"its weight has {weight.ndim} axes; expected 4 (C, K, R, S)")
+    for name in ("auto_pad", "output_shape"):
+        if values.get(name, "NOTSET") != "NOTSET":
+            raise UserError(f"it has {name}; expected pads and output_padding")
+    if any(value != 1 for value in values.get("dilations", ())):
+        raise UserError(f"dilations are {list(values['dilations'])}; expected 1")
+    channels, filters, height, width = weight.shape
+    stride = _single(values.get("strides", (1, 1)))
+    top, left, bottom, right = values.get("pads", (0, 0, 0, 0))
+    extra_rows, extra_columns = values.get("output_padding", (0, 0))
+    padding = top, bottom - extra_rows, left, right - extra_columns
+    is_plain = (filters, height, width, *padding) == (1, 1, 1, 0, 0, 0, 0) and groups == channels
+    if is_plain and "bias" not in arrays and (weight == 1).all():
+        return Match((node.input[0],), always(Dilate2d(stride)))
+    parts = weight.reshape(groups, channels // groups, filters, height, width)
+    turned = parts.transpose(0, 2, 1, 3, 4)[..., ::-1, ::-1]
+    arrays["weight"] = turned.reshape(groups * filters, channels // groups, height, width)
+    layers = transposed_convolution(
+        groups * filters, _single((height, width)), stride, padding, groups=groups,
+        bias="bias" in arrays,
+    )  # fmt: skip
+    return Match((node.input[0],), always(*layers), arrays, graph.source(names[0]))
+
+
+def _single(pair: Sequence[int]) -> int | tuple[int, int]:
+    first, second = map(int, pair)
+    return first if first == second else (first, second)
 
 
 def read_resize(graph: ReadGraph, node: onnx.NodeProto) -> Match:

@@ -38,7 +38,7 @@ from dptrain.network.layers import (
 )
 from dptrain.network.network import Node
 from dptrain.network.normalization import BatchNorm2d, GroupNorm, LayerNorm
-from dptrain.network.resampling import Pad2d, Resize2d
+from dptrain.network.resampling import Dilate2d, Pad2d, Resize2d
 
 
 class Code(NamedTuple):
@@ -191,6 +191,13 @@ def _pad(node: Node, layer: Pad2d) -> Code:
     return Code(f"F.pad({{0}}, ({left}, {right}, {top}, {bottom}){mode})")
 
 
+def _dilate(node: Node, layer: Dilate2d) -> Code:
+    channels = node.input_shape[0]
+    ones = f"{{0}}.new_ones({channels}, 1, 1, 1)"
+    settings = f"stride={_pair(layer.factors)}, groups={channels}"
+    return Code(f"F.conv_transpose2d({{0}}, {ones}, {settings})")
+
+
 def _resize(node: Node, layer: Resize2d) -> Code:
     sizes = f"scale_factor={layer.scales}" if layer.size is None else f"{node.output_shape[1:]}"
     corners = ", align_corners=True" if layer.align_corners else ""
@@ -225,6 +232,7 @@ CODE: Mapping[type[Layer], Callable[[Node, Any], Code]] = {
     StochasticDepth: partial(_function, "{0}"),
     Pad2d: _pad,
     Resize2d: _resize,
+    Dilate2d: _dilate,
     BatchNorm2d: _batch_norm,
     GroupNorm: _group_norm,
     LayerNorm: _layer_norm,

@@ -53,7 +53,7 @@ from dptrain.network.losses import (
 )
 from dptrain.network.network import Network, Node, NodeSpec
 from dptrain.network.normalization import BatchNorm2d, GroupNorm, LayerNorm
-from dptrain.network.resampling import Pad2d, Resize2d
+from dptrain.network.resampling import Dilate2d, Pad2d, Resize2d, transposed_convolution
 
 __all__ = [
     "ACTIVATIONS",
@@ -69,6 +69,7 @@ __all__ = [
     "Constant",
     "Conv2d",
     "Dense",
+    "Dilate2d",
     "Dropout",
     "Flatten",
     "Flops",
@@ -108,6 +109,7 @@ __all__ = [
     "initial_parameters",
     "name_scope",
     "read_network",
+    "transposed_convolution",
     "write_network",
 ]
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from dptrain.errors import UserError
-from dptrain.network.layers import Flops, Layer, Shape, check_size, maps_of
+from dptrain.network.layers import Conv2d, Flops, Layer, PaddingName, Shape, check_size, maps_of
 
 Taps = tuple[tuple[tuple[int, float], ...], ...]
 """For each position of the output, the positions of the input that it reads, with weights."""
@@ -200,6 +200,95 @@ class Resize2d(Resampling):
         first = min(math.floor(at), size - 1)
         weight = at - first if first < size - 1 else 0.0
         return ((first, 1.0 - weight), (first + 1, weight)) if weight else ((first, 1.0),)
+
+
+@dataclass(frozen=True)
+class Dilate2d(Resampling):
+    """Zeros between the pixels of each map, as in a transposed convolution.
+
+    `transposed_convolution` returns it with the layers that follow.
+
+    Attributes:
+        factor: distance of the pixels in the output; one number or that of rows and columns.
+
+    Example:
+        >>> from dptrain import Dilate2d, Input
+        >>> Dilate2d(2)(Input((8, 5, 5))).shape
+        (8, 9, 9)
+    """
+
+    kind: ClassVar[str] = "dilate"
+
+    factor: int | tuple[int, int] = 2
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for number in _pair(self.factor):
+            check_size(number, "dilate factor")
+
+    @property
+    def factors(self) -> tuple[int, int]:
+        """Distances of rows and of columns."""
+        return _pair(self.factor)
+
+    def axis_size(self, axis: int, size: int) -> int:
+        return (size - 1) * self.factors[axis] + 1
+
+    def axis_taps(self, axis: int, size: int) -> Taps:
+        factor, positions = self.factors[axis], range(self.axis_size(axis, size))
+        return tuple(((i // factor, 1.0),) if i % factor == 0 else () for i in positions)
+
+
+def transposed_convolution(
+    filters: int,
+    kernel: int | tuple[int, int] = 2,
+    stride: int | tuple[int, int] = 2,
+    padding: tuple[int, int, int, int] = (0, 0, 0, 0),
+    *,
+    groups: int = 1,
+    bias: bool = True,
+) -> tuple[Layer, ...]:
+    """Return the layers of a transposed convolution, the gradient of a convolution by its input.
+
+    They are zeros between the pixels, zeros around the map, and a convolution. Its weights are
+    those of PyTorch's ConvTranspose2d with the kernel rotated by 180° and, within each group,
+    channels and filters exchanged. An output has (H − 1) · stride + kernel rows, less padding.
+
+    Source: Dumoulin and Visin, "A guide to convolution arithmetic for deep learning", 2016.
+
+    Args:
+        filters: number of output channels.
+        kernel: one number or height and width.
+        stride: one number or that of rows and columns.
+        padding: rows and columns that the output lacks at the top, bottom, left and right: the
+            padding of PyTorch, less its output_padding at the bottom and right.
+        groups: of channels and filters.
+        bias: whether the convolution has a bias for each filter.
+
+    Raises:
+        UserError: the output would lack more than kernel − 1 rows or columns at a side.
+
+    Example:
+        >>> from dptrain import Input
+        >>> x = Input((8, 5, 5))
+        >>> for layer in transposed_convolution(4, kernel=3, padding=(1, 0, 1, 0)):
+        ...     x = layer(x)
+        >>> x.shape
+        (4, 10, 10)
+    """
+    height, width = _pair(kernel)
+    top, bottom, left, right = padding
+    pads = height - 1 - top, height - 1 - bottom, width - 1 - left, width - 1 - right
+    if min(pads) < 0:
+        raise UserError(
+            f"the padding of a transposed convolution is {padding}; expected at most the size of "
+            f"the kernel ({height}, {width}) less 1"
+        )
+    is_equal = len(set(pads)) == 1
+    outside: int | PaddingName = pads[0] if is_equal else "valid"
+    layers: list[Layer] = [] if _pair(stride) == (1, 1) else [Dilate2d(stride)]
+    layers += [] if is_equal else [Pad2d(pads)]
+    return *layers, Conv2d(filters, kernel, padding=outside, groups=groups, bias=bias)
 
 
 def _pair(value: int | tuple[int, int]) -> tuple[int, int]:

@@ -47,6 +47,7 @@ from dptrain.network import (
     Concatenate,
     Conv2d,
     Dense,
+    Dilate2d,
     Dropout,
     Flatten,
     GlobalAveragePool2d,
@@ -257,6 +258,8 @@ class _Builder:
 
     def _resampling(self) -> Layer:
         pick, sides = self.choose.choice, (1, (0, 1, 2, 0), (1, 1, 0, 1))
+        if self.choose.random() < 0.2:
+            return Dilate2d(pick((2, (1, 2))))
         if pick((True, False)):
             return Pad2d(pick(sides), mode=pick(("zeros", "reflect", "replicate")))
         size, mode = pick((3, 5, (4, 6), (7, 2))), pick(("nearest", "bilinear"))

@@ -27,6 +27,7 @@ from dptrain.network import (
     ChannelSlice,
     Conv2d,
     Dense,
+    Dilate2d,
     Dropout,
     Flatten,
     GlobalAveragePool2d,
@@ -52,6 +53,7 @@ from dptrain.network import (
     SoftmaxSquaredError,
     StochasticDepth,
     SumPool2d,
+    transposed_convolution,
 )
 from dptrain.network.activations import ELU, Clip, Tanh
 from dptrain.network.elementwise import Activation
@@ -60,7 +62,8 @@ FEATURES: dict[type[Layer], str] = {
     layer: layer.kind
     for layer in (
         *ACTIVATIONS.values(), GlobalAveragePool2d, GlobalMaxPool2d, StochasticDepth,
-        BatchNorm2d, GroupNorm, LayerNorm, Multiply, Pad2d, Resize2d, ChannelSlice, ChannelShuffle,
+        BatchNorm2d, GroupNorm, LayerNorm, Multiply, Pad2d, Resize2d, Dilate2d,
+        ChannelSlice, ChannelShuffle,
     )
     if layer not in (ReLU, Sigmoid)
 }  # fmt: skip
@@ -367,6 +370,8 @@ def _resampling() -> list[Case]:
         ("reflected, 8 channels", (1, 8, 3, 3), Pad2d(2, mode="reflect")),
         ("replicated", (2, 3, 4, 2), Pad2d((1, 4, 3, 0), mode="replicate")),
         ("replicated, one pixel", (3, 5, 1, 1), Pad2d(2, mode="replicate")),
+        ("two", (2, 3, 4, 3), Dilate2d()),
+        ("one and three, 8 channels", (1, 8, 2, 3), Dilate2d((1, 3))),
         ("twice", (2, 3, 4, 5), Resize2d()),
         ("2.5 and 1.5 times", (1, 8, 4, 5), Resize2d((2.5, 1.5))),
         ("half", (2, 3, 4, 7), Resize2d(0.5)),
@@ -379,7 +384,11 @@ def _resampling() -> list[Case]:
         ("corners of one pixel", (1, 3, 4, 5),
          Resize2d(size=1, mode="bilinear", align_corners=True)),
     ]  # fmt: skip
-    return [behind_maps(f"{layer.kind}: {name}", shape, [layer]) for name, shape, layer in table]
+    up = transposed_convolution(6, 3, (2, 3), (1, 0, 1, 1), groups=2)
+    return [
+        *(behind_maps(f"{layer.kind}: {name}", shape, [layer]) for name, shape, layer in table),
+        behind_maps("stack: a transposed convolution", (2, 4, 3, 2), up),
+    ]
 
 
 def _dense() -> list[Case]:

@@ -25,6 +25,7 @@ from dptrain.network import (
     Concatenate,
     Conv2d,
     Dense,
+    Dilate2d,
     Flatten,
     GlobalAveragePool2d,
     GlobalMaxPool2d,
@@ -44,7 +45,7 @@ from dptrain.network import (
 from dptrain.network.elementwise import Activation, Formula
 from dptrain.network.layers import RandomMask
 from dptrain.network.network import INPUT
-from dptrain.network.resampling import transposed
+from dptrain.network.resampling import Resampling, transposed
 from dptrain.philox import dropout_keep
 from tests.lazy import LazyModule
 
@@ -141,6 +142,10 @@ def _apply(
         top, bottom, left, right = layer.sides
         mode = "constant" if layer.mode == "zeros" else layer.mode
         return functional.pad(x, (left, right, top, bottom), mode)
+    if isinstance(layer, Dilate2d):
+        channels = len(x[0])
+        ones = x.new_ones(channels, 1, 1, 1)
+        return functional.conv_transpose2d(x, ones, stride=layer.factors, groups=channels)
     if isinstance(layer, Resize2d):
         size = node.output_shape[1:] if layer.size else None
         scales = None if layer.size else layer.scales
@@ -421,7 +426,7 @@ def _longest_sum(node: Node, n: int) -> int:
         return math.prod(layer.windows)
     if isinstance(layer, BatchNorm2d | GroupNorm | LayerNorm):
         return max(n * math.prod(node.input_shape[1:]), math.prod(node.input_shape))
-    if isinstance(layer, Pad2d | Resize2d):
+    if isinstance(layer, Resampling):
         pairs = zip(layer.taps(node.input_shape), node.input_shape[1:], strict=True)
         return 4 + math.prod(max(map(len, transposed(*pair))) for pair in pairs)
     if isinstance(layer, GlobalAveragePool2d):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import sys
 import tempfile
+from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -330,6 +331,33 @@ def test_padding_and_resizing_of_pytorch(tmp_path: Path) -> None:
     assert modes[:3] == ["reflect", "replicate", "zeros"]
     assert modes[3:] == ["nearest", "bilinear", "nearest", "bilinear"]
     assert isinstance(network.layers[-2], GlobalMaxPool2d)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"kernel_size": 2, "stride": 2},
+        {"kernel_size": 3, "stride": 2, "padding": 1, "output_padding": 1},
+        {"kernel_size": (4, 3), "stride": (2, 3), "padding": (1, 0), "groups": 3},
+        {"kernel_size": 3, "bias": False},
+        {"kernel_size": 1, "stride": 3, "output_padding": (2, 0)},
+    ],
+)
+def test_transposed_convolutions_of_pytorch(settings: dict[str, Any], tmp_path: Path) -> None:
+    import torch
+    from torch import nn
+
+    torch.manual_seed(2)
+    up, path = nn.ConvTranspose2d(3, 6, **settings), tmp_path / "model.onnx"
+    model = nn.Sequential(OrderedDict(up=up, end=nn.Flatten()))
+    torch.onnx.export(
+        model, torch.zeros(1, 3, 8, 6), str(path), dynamo=False, dynamic_axes={"x": {0: "N"}},
+        input_names=["x"],
+    )  # fmt: skip
+    network = check(path)
+    assert network.num_parameters == sum(p.numel() for p in model.parameters())
+    assert next(node.name for node in network.nodes if isinstance(node.layer, Conv2d)) == "up"
 
 
 SIDES = {"p": np.array([0, 0, 1, 1, 0, 0, 1, 1]), "c": np.array([0, 1, 1, 1, 0, 0, 1, 1])}

@@ -20,6 +20,7 @@ from dptrain.network import (
     Constant,
     Conv2d,
     Dense,
+    Dilate2d,
     Dropout,
     Flatten,
     LocalResponseNorm,
@@ -35,6 +36,7 @@ from dptrain.network import (
     StochasticDepth,
     SumPool2d,
     initial_parameters,
+    transposed_convolution,
 )
 from dptrain.network.initial import BLOCK, draw
 
@@ -77,6 +79,11 @@ REFUSALS: list[tuple[Callable[[], object], str]] = [
     (lambda: Resize2d(align_corners=True), "resize aligns corners; expected the mode bilinear"),
     (lambda: Resize2d(0.3).output_shape((1, 3, 3)), "resize makes 0 of 3 rows or columns"),
     (lambda: Resize2d(size=0), "resize size is 0; expected a whole number from 1"),
+    (lambda: Dilate2d(0), "dilate factor is 0; expected a whole number from 1"),
+    (
+        lambda: transposed_convolution(2, 3, padding=(3, 0, 0, 0)),
+        "the padding of a transposed convolution is (3, 0, 0, 0); expected at most",
+    ),
     (lambda: StochasticDepth(1.0), "stochastic_depth rate is 1.0; expected 0 ≤ rate < 1"),
     (lambda: Conv2d(2, rounding="ceil"), "conv rounding is 'ceil'; expected strict or floor"),
     (lambda: MaxPool2d(rounding="up"), "pool rounding is 'up'; expected strict, ceil or floor"),
