@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from dptrain.network import Constant as Constant
     from dptrain.network import Conv2d as Conv2d
     from dptrain.network import Dense as Dense
+    from dptrain.network import Dilate2d as Dilate2d
     from dptrain.network import Dropout as Dropout
     from dptrain.network import Flatten as Flatten
     from dptrain.network import GlobalAveragePool2d as GlobalAveragePool2d
@@ -49,6 +50,8 @@ if TYPE_CHECKING:
     from dptrain.network import Multiply as Multiply
     from dptrain.network import Network as Network
     from dptrain.network import Normal as Normal
+    from dptrain.network import Pad2d as Pad2d
+    from dptrain.network import Resize2d as Resize2d
     from dptrain.network import SigmoidBinaryCrossEntropy as SigmoidBinaryCrossEntropy
     from dptrain.network import SoftmaxCrossEntropy as SoftmaxCrossEntropy
     from dptrain.network import SoftmaxSquaredError as SoftmaxSquaredError
@@ -103,6 +106,7 @@ _NAMES = [
     "Conv2d",
     "Dense",
     "DivergedError",
+    "Dilate2d",
     "Dropout",
     "Flatten",
     "GlobalAveragePool2d",
@@ -118,6 +122,8 @@ _NAMES = [
     "Multiply",
     "Network",
     "Normal",
+    "Pad2d",
+    "Resize2d",
     "Progress",
     "RankTimeoutError",
     "ReadOnlyError",

@@ -39,12 +39,14 @@ from dptrain.network import (
     ReLU,
     Sigmoid,
     SiLU,
+    StochasticDepth,
     SumPool2d,
 )
 from dptrain.network.elementwise import Activation
 from dptrain.network.expressions import CONSTANT, nodes, variable
 from dptrain.network.network import INPUT
 from dptrain.network.normalization import Normalization
+from dptrain.network.resampling import Resampling, Taps
 
 Arrays = Mapping[str, Any]
 Forward = Callable[[Arrays, Any, Arrays], Any]
@@ -151,10 +153,14 @@ def _apply(node: Node, parameters: Arrays, inputs: list[Any], factors: Arrays) -
         squares = jnp.pad(x * x, ((0, 0), (0, 0), (0, 0), (r, r)))
         sums = sum(squares[..., i : i + x.shape[3]] for i in range(2 * r + 1))
         return x * (layer.bias + layer.alpha * sums) ** -layer.beta
-    if isinstance(layer, Dropout):
+    if isinstance(layer, Dropout | StochasticDepth):
         return x * factors[node.name] if node.name in factors else x
     if isinstance(layer, Flatten):
         return x.transpose(0, 3, 1, 2).reshape(x.shape[0], math.prod(node.output_shape))
+    if isinstance(layer, Resampling):
+        pairs = zip(layer.taps(node.input_shape), node.input_shape[1:], strict=True)
+        rows, columns = (_matrix(taps, size) for taps, size in pairs)
+        return jnp.einsum("ih,jw,nhwc->nijc", rows, columns, x)
     if isinstance(layer, GlobalMaxPool2d):
         return x.max((1, 2), keepdims=True)
     if isinstance(layer, GlobalAveragePool2d):
@@ -184,6 +190,15 @@ def _function(layer: Activation, x: Any) -> Any:
             compute = own.get(node.operator) or getattr(jnp, node.operator)
             computed[node] = compute(*(computed[operand] for operand in node.operands))
     return computed[node]
+
+
+def _matrix(taps: Taps, size: int) -> NDArray[np.float32]:
+    """Return the weights of taps as a matrix (outputs, size)."""
+    matrix = np.zeros((len(taps), size), np.float32)
+    for position, read in enumerate(taps):
+        for source, weight in read:
+            matrix[position, source] += weight
+    return matrix
 
 
 def _normalize(layer: Normalization, x: Any) -> Any:

@@ -38,6 +38,7 @@ from dptrain.network import (
     ReLU,
     Sigmoid,
     SiLU,
+    StochasticDepth,
     SumPool2d,
     Tanh,
 )
@@ -45,6 +46,7 @@ from dptrain.network.channels import ChannelLayer
 from dptrain.network.elementwise import Activation
 from dptrain.network.network import INPUT
 from dptrain.network.normalization import Normalization
+from dptrain.network.resampling import Resampling
 
 LossFunction = Callable[[Tensor, Tensor], Tensor]
 
@@ -148,7 +150,9 @@ def _modules(node: Node) -> list[nn.Module]:
     if isinstance(layer, Dropout):
         return [nn.Dropout(layer.rate)]
     is_function = isinstance(layer, Activation) and type(layer) not in _PLAIN
-    if is_function or isinstance(layer, ChannelLayer):
+    if isinstance(layer, StochasticDepth):
+        return [_DropSamples(layer.rate)]
+    if is_function or isinstance(layer, ChannelLayer | Resampling):
         return [_Function(code_of(node).expression)]
     return [_PLAIN[type(layer)]()]
 
@@ -169,6 +173,20 @@ class _ChannelLayerNorm(nn.LayerNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+
+
+class _DropSamples(nn.Module):
+    """Stochastic depth."""
+
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        self._rate = rate
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training:
+            return x
+        kept = torch.rand(len(x), *[1] * (x.dim() - 1), device=x.device) >= self._rate
+        return x * kept / (1.0 - self._rate)
 
 
 class _Function(nn.Module):

@@ -209,13 +209,15 @@ def _specs(
         inputs = tuple(tensors[name] for name in found.inputs)
         with _naming(node):
             last = inputs[0]
-            for number, layer in enumerate(found.make(shapes[last])):
+            layers = found.make(shapes[last])
+            owner = len(layers) - 1 if found.arrays else 0
+            for number, layer in enumerate(layers):
                 read = inputs if not number else (last,)
                 combined = layer.combine_shapes(tuple(shapes[name] for name in read))
-                last = names.of(tensor, layer, number)
+                last = names.of(tensor, layer, is_owner=number == owner)
                 shapes[last] = layer.output_shape(combined)
                 specs.append(NodeSpec(layer, last, read))
-                if not number:
+                if number == owner:
                     arrays |= _arrays(layer, combined, last, found)
         tensors[tensor] = last
     return specs, arrays
@@ -244,9 +246,9 @@ class _Names:
         self._taken = {*self._chosen.values(), *RESERVED_NAMES}
         self._numbers: Counter[str] = Counter()
 
-    def of(self, tensor: str, layer: Layer, number: int) -> str:
-        """Return the name of a layer; `number` counts those of a match."""
-        if not number and tensor in self._chosen:
+    def of(self, tensor: str, layer: Layer, *, is_owner: bool) -> str:
+        """Return the name of a layer; one of those of a match has the name of the file."""
+        if is_owner and tensor in self._chosen:
             return self._chosen[tensor]
         while True:
             self._numbers[layer.kind] += 1

@@ -12,9 +12,12 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from dptrain.errors import UserError
 from dptrain.interchange.onnx_functions import add_function
 from dptrain.interchange.onnx_graph import OPSET, OnnxGraph
+from dptrain.interchange.onnx_resampling import PAD_MODES
 from dptrain.network.channels import ChannelShuffle, ChannelSlice
 from dptrain.network.combining import (
     Add,
@@ -40,6 +43,7 @@ from dptrain.network.layers import (
 )
 from dptrain.network.network import Node
 from dptrain.network.normalization import BatchNorm2d, GroupNorm, LayerNorm
+from dptrain.network.resampling import Dilate2d, Pad2d, Resize2d
 
 Tensors = list[str]
 """Names of the tensors that a layer reads."""
@@ -184,6 +188,34 @@ def _shuffle(graph: OnnxGraph, node: Node, layer: ChannelShuffle, inputs: Tensor
     return graph.add("Reshape", turned, maps)
 
 
+def _pad(graph: OnnxGraph, node: Node, layer: Pad2d, inputs: Tensors) -> str:
+    top, bottom, left, right = layer.sides
+    pads = graph.constant("pads", [0, 0, top, left, 0, 0, bottom, right], "int64")
+    return graph.add("Pad", inputs[0], pads, mode=PAD_MODES[layer.mode])
+
+
+def _dilate(graph: OnnxGraph, node: Node, layer: Dilate2d, inputs: Tensors) -> str:
+    channels = node.input_shape[0]
+    ones = graph.constant("ones", np.ones((channels, 1, 1, 1)))
+    return graph.add("ConvTranspose", inputs[0], ones, strides=layer.factors, group=channels)
+
+
+def _resize(graph: OnnxGraph, node: Node, layer: Resize2d, inputs: Tensors) -> str:
+    if layer.size is None:
+        sizes = ["", graph.constant("scales", [1.0, 1.0, *layer.scales])]
+    else:
+        bounds = [graph.constant("bound", [bound], "int64") for bound in (0, 2)]
+        channels = graph.add("Slice", graph.add("Shape", inputs[0]), *bounds)
+        maps = graph.constant("size", node.output_shape[1:], "int64")
+        sizes = ["", "", graph.add("Concat", channels, maps, axis=0)]
+    if layer.mode == "nearest":
+        settings = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+    else:
+        positions = "align_corners" if layer.align_corners else "half_pixel"
+        settings = {"mode": "linear", "coordinate_transformation_mode": positions}
+    return graph.add("Resize", inputs[0], *sizes, **settings)
+
+
 def _input(graph: OnnxGraph, node: Node, layer: Layer, inputs: Tensors) -> str:
     return inputs[0]
 
@@ -206,6 +238,9 @@ OPERATORS: Mapping[type[Layer], AddOperators] = {
     Activation: _activation,
     Dropout: _dropout,
     StochasticDepth: _input,
+    Pad2d: _pad,
+    Resize2d: _resize,
+    Dilate2d: _dilate,
     BatchNorm2d: _batch_norm,
     GroupNorm: _group_norm,
     LayerNorm: _layer_norm,

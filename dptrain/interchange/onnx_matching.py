@@ -26,7 +26,7 @@ class Match:
         inputs: names of the tensors that the first layer reads.
         make: returns the layers for the shape of the input, or of the combination of the inputs;
             none if the output is the input.
-        arrays: parameters and statistics of the first layer by name, such as ``weight``.
+        arrays: parameters and statistics of the last layer by name, such as ``weight``.
         weight: name of the constant that is the first of them.
     """
 

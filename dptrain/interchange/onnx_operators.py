@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -35,6 +36,7 @@ from dptrain.interchange.onnx_layer_norm import (
 )
 from dptrain.interchange.onnx_matching import Match, always, axes_of, constants, epsilon_of
 from dptrain.interchange.onnx_reading import ReadGraph, attributes, number
+from dptrain.interchange.onnx_resampling import read_pad, read_resize, read_transposed_convolution
 from dptrain.interchange.onnx_shapes import FREE_BATCH
 from dptrain.network.combining import (
     Add,
@@ -143,6 +145,11 @@ def _with_padding(
         layer = make(padding=padding)
         if layer.pads(shape) == wanted:
             return layer if _fits(layer, shape) else make(padding=padding, rounding="floor")
+    # Files of dptrain pad the last windows of a pooling that rounds up.
+    with suppress(UserError):
+        layer = make(padding=int(top), rounding="ceil")
+        if layer.pads(shape) == wanted:
+            return layer
     raise UserError(
         f"pads are {[top, left, bottom, right]}; expected equal numbers, or those of "
         f"{' or '.join(names)} padding"
@@ -430,6 +437,7 @@ _LAYERS: Mapping[str, tuple[Reader, ...]] = {
     "Cast": (_cast,),
     "Concat": (_concatenate,),
     "Conv": (_conv,),
+    "ConvTranspose": (read_transposed_convolution,),
     "Dropout": (_dropout,),
     "Flatten": (_flatten,),
     "Gemm": (_gemm,),
@@ -443,8 +451,10 @@ _LAYERS: Mapping[str, tuple[Reader, ...]] = {
     "MatMul": (_matmul,),
     "MaxPool": (partial(_pool, MaxPool2d),),
     "Mul": (_function, _sum_pool, read_scale, _product),
+    "Pad": (read_pad,),
     "ReduceMax": (partial(_reduction, GlobalMaxPool2d),),
     "ReduceMean": (partial(_reduction, GlobalAveragePool2d),),
+    "Resize": (read_resize,),
     "Reshape": (read_shuffle, _reshape),
     "Slice": (read_slice,),
     "Split": (read_split,),

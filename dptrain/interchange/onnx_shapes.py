@@ -1,4 +1,4 @@
-"""Numbers that an ONNX graph computes from shapes of its tensors, such as the sizes of a reshape.
+"""Numbers that an ONNX graph computes from shapes and constants, such as the sizes of a reshape.
 
 They are known before data is, because only the number of samples is free. The shape of each tensor
 follows from its operator, one after another.
@@ -27,7 +27,7 @@ def values_of_shapes(model: onnx.ModelProto) -> Values:
 
     Operators whose shapes ONNX does not infer end the search along their outputs.
     """
-    if all(node.op_type != "Shape" for node in model.graph.node):
+    if all(node.op_type not in ("Shape", "ConstantOfShape") for node in model.graph.node):
         return {}
     search = _Search(model)
     for node in model.graph.node:
@@ -79,9 +79,7 @@ class _Search:
         inputs = [name for name in node.input if name]
         if node.op_type == "Shape":
             self._set(node.output[0], self._shape(inputs[0]))
-        elif any(name in self.found for name in inputs) and all(
-            name in self._known for name in inputs
-        ):
+        elif inputs and all(name in self._known for name in inputs):
             self._evaluate(node)
         else:
             self._infer(node)

@@ -38,6 +38,7 @@ from dptrain.network.layers import (
 )
 from dptrain.network.network import Node
 from dptrain.network.normalization import BatchNorm2d, GroupNorm, LayerNorm
+from dptrain.network.resampling import Dilate2d, Pad2d, Resize2d
 
 
 class Code(NamedTuple):
@@ -184,6 +185,25 @@ def _shuffle(node: Node, layer: ChannelShuffle) -> Code:
     return Code(f"{groups}.transpose(1, 2).flatten(1, 2)")
 
 
+def _pad(node: Node, layer: Pad2d) -> Code:
+    top, bottom, left, right = layer.sides
+    mode = "" if layer.mode == "zeros" else f', mode="{layer.mode}"'
+    return Code(f"F.pad({{0}}, ({left}, {right}, {top}, {bottom}){mode})")
+
+
+def _dilate(node: Node, layer: Dilate2d) -> Code:
+    channels = node.input_shape[0]
+    ones = f"{{0}}.new_ones({channels}, 1, 1, 1)"
+    settings = f"stride={_pair(layer.factors)}, groups={channels}"
+    return Code(f"F.conv_transpose2d({{0}}, {ones}, {settings})")
+
+
+def _resize(node: Node, layer: Resize2d) -> Code:
+    sizes = f"scale_factor={layer.scales}" if layer.size is None else f"{node.output_shape[1:]}"
+    corners = ", align_corners=True" if layer.align_corners else ""
+    return Code(f'F.interpolate({{0}}, {sizes}, mode="{layer.mode}"{corners})')
+
+
 def _activation(node: Node, layer: Activation) -> Code:
     formula = layer.formula
     if not layer.function.torch:
@@ -210,6 +230,9 @@ CODE: Mapping[type[Layer], Callable[[Node, Any], Code]] = {
     Activation: _activation,
     Dropout: _dropout,
     StochasticDepth: partial(_function, "{0}"),
+    Pad2d: _pad,
+    Resize2d: _resize,
+    Dilate2d: _dilate,
     BatchNorm2d: _batch_norm,
     GroupNorm: _group_norm,
     LayerNorm: _layer_norm,

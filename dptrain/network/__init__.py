@@ -53,6 +53,7 @@ from dptrain.network.losses import (
 )
 from dptrain.network.network import Network, Node, NodeSpec
 from dptrain.network.normalization import BatchNorm2d, GroupNorm, LayerNorm
+from dptrain.network.resampling import Dilate2d, Pad2d, Resize2d, transposed_convolution
 
 __all__ = [
     "ACTIVATIONS",
@@ -68,6 +69,7 @@ __all__ = [
     "Constant",
     "Conv2d",
     "Dense",
+    "Dilate2d",
     "Dropout",
     "Flatten",
     "Flops",
@@ -88,8 +90,10 @@ __all__ = [
     "Node",
     "NodeSpec",
     "Normal",
+    "Pad2d",
     "Parameter",
     "ReLU",
+    "Resize2d",
     "Shape",
     "SiLU",
     "Sigmoid",
@@ -105,6 +109,7 @@ __all__ = [
     "initial_parameters",
     "name_scope",
     "read_network",
+    "transposed_convolution",
     "write_network",
 ]
 

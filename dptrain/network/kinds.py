@@ -24,11 +24,13 @@ from dptrain.network.layers import (
     SumPool2d,
 )
 from dptrain.network.normalization import BatchNorm2d, GroupNorm, LayerNorm
+from dptrain.network.resampling import Dilate2d, Pad2d, Resize2d
 
 _CLASSES: tuple[type[Layer], ...] = (
     Conv2d, MaxPool2d, AveragePool2d, SumPool2d, GlobalAveragePool2d, GlobalMaxPool2d, Flatten,
     Dense, *ACTIVATIONS.values(), Dropout, StochasticDepth,
     BatchNorm2d, GroupNorm, LayerNorm, LocalResponseNorm, Add, Concatenate, Multiply,
+    Pad2d, Resize2d, Dilate2d,
     ChannelSlice, ChannelShuffle,
 )  # fmt: skip
 

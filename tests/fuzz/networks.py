@@ -47,6 +47,7 @@ from dptrain.network import (
     Concatenate,
     Conv2d,
     Dense,
+    Dilate2d,
     Dropout,
     Flatten,
     GlobalAveragePool2d,
@@ -62,7 +63,9 @@ from dptrain.network import (
     Multiply,
     Network,
     NodeSpec,
+    Pad2d,
     ReLU,
+    Resize2d,
     Shape,
     SigmoidBinaryCrossEntropy,
     SoftmaxCrossEntropy,
@@ -237,6 +240,8 @@ class _Builder:
 
     def _pooling(self) -> Layer:
         pick = self.choose.choice
+        if self.choose.random() < 0.15:
+            return GlobalMaxPool2d()
         kind, window = pick((MaxPool2d, MaxPool2d, AveragePool2d, SumPool2d)), pick((2, 3, (2, 3)))
         padding = pick(("valid", "same", "same", 1))
         rounding, counted = pick(("floor", "ceil")), {}
@@ -251,6 +256,16 @@ class _Builder:
             ChannelShuffle(self.choose.choice((2, 3))),
         ))  # fmt: skip
 
+    def _resampling(self) -> Layer:
+        pick, sides = self.choose.choice, (1, (0, 1, 2, 0), (1, 1, 0, 1))
+        if self.choose.random() < 0.2:
+            return Dilate2d(pick((2, (1, 2))))
+        if pick((True, False)):
+            return Pad2d(pick(sides), mode=pick(("zeros", "reflect", "replicate")))
+        size, mode = pick((3, 5, (4, 6), (7, 2))), pick(("nearest", "bilinear"))
+        corners = mode == "bilinear" and pick((True, False))
+        return Resize2d(size=size, mode=mode, align_corners=corners)
+
     def _normalization(self) -> Layer:
         # Errors grow with 1 / standard deviation, so ε is large.
         return self.choose.choice((
@@ -262,7 +277,6 @@ class _Builder:
         """Return layers for maps; some are computed together by backends."""
         norm, pool = BatchNorm2d(epsilon=0.3), MaxPool2d(2, 2, padding="same")
         lrn = LocalResponseNorm(1, alpha=0.2)
-        globally = self.choose.choice((GlobalAveragePool2d(), GlobalMaxPool2d()))
         return self.choose.choice((
             (self._convolution(),), (self._convolution(),), (self._convolution(), ReLU()),
             (self._convolution(), ReLU(), pool), (self._convolution(), ReLU(), self._pooling()),
@@ -272,7 +286,8 @@ class _Builder:
             (self._normalization(),), (self._normalization(),), (self._activation(),),
             (self._activation(),), (self._pooling(),), (self._pooling(),),
             (self._channels(),),
-            (globally,) if self.choose.random() < 0.3 else (self._activation(),),
+            (self._resampling(),),
+            (GlobalAveragePool2d(),) if self.choose.random() < 0.3 else (self._activation(),),
             (Flatten(), Dense(self.choose.choice(WIDTHS))) if self.choose.random() < 0.3
             else (self._convolution(),),
         ))  # fmt: skip

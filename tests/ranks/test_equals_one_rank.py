@@ -29,6 +29,7 @@ from dptrain.network import (
     Network,
     ReLU,
     SoftmaxSquaredError,
+    StochasticDepth,
 )
 from dptrain.network.own_functions import loss
 from dptrain.plan import LAMB, LARS, SGD, Adam, AdamW, Optimizer, make_buckets, make_plan
@@ -44,8 +45,8 @@ CLIPPED = SGD(momentum=0.9, clip_norm=0.2)
 """Gradients of the first steps have a norm of about 1."""
 AVERAGED = Adam(average_decay=0.6)
 NETWORK = Network(
-    (2, 6, 6), [Conv2d(3), ReLU(), MaxPool2d(2), Flatten(), Dropout(0.25), Dense(5), ReLU(),
-                Dense(3)],
+    (2, 6, 6), [Conv2d(3), ReLU(), MaxPool2d(2), StochasticDepth(0.25), Flatten(), Dropout(0.25),
+                Dense(5), ReLU(), Dense(3)],
 )  # fmt: skip
 
 NORMALIZED_STEPS = 20

@@ -16,6 +16,10 @@ LONGER = {
     "docs/how-to/troubleshooting.md": (2_000, "a list of messages, which readers search"),
     "docs/how-to/data.md": (1_700, "one section for each kind of data, which readers look up"),
     "docs/explanation/numerics.md": (1_600, "one argument, from rounding to equal bits"),
+    "docs/reference/equations.md": (
+        1_700,
+        "every layer with its derivative, which readers look up",
+    ),
     "docs/studies.md": (1_700, "generated: four studies on one page, which readers compare"),
 }
 """Limit of pages that must be longer, and why."""

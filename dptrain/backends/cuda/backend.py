@@ -52,6 +52,7 @@ from dptrain.backends.cuda.pooling import (
     SumPoolOperation,
 )
 from dptrain.backends.cuda.replica import CudaReplica
+from dptrain.backends.cuda.resampling import ResamplingOperation
 from dptrain.backends.cuda.tuning import load_or_tune
 from dptrain.backends.flat_arrays import FlatArrays
 from dptrain.backends.folding import FOLDED, folded_needs, folds_batch_norm
@@ -94,6 +95,7 @@ from dptrain.network.layers import (
 from dptrain.network.losses import ElementwiseLoss, Loss
 from dptrain.network.network import Network, Node
 from dptrain.network.normalization import BatchNorm2d, FrozenBatchNorm2d, GroupNorm, LayerNorm
+from dptrain.network.resampling import Resampling
 from dptrain.plan.limits import DeviceLimits
 from dptrain.plan.lowering import (
     BufferSpec,
@@ -127,6 +129,7 @@ OPERATIONS: Mapping[type[Layer], type[Operation[Any]]] = {
     Add: AddOperation,
     Concatenate: ConcatenateOperation,
     Multiply: MultiplyOperation,
+    Resampling: ResamplingOperation,
     ChannelSlice: ChannelSelectionOperation,
     ChannelShuffle: ChannelSelectionOperation,
     GlobalAveragePool2d: GlobalAveragePoolOperation,
@@ -394,9 +397,9 @@ class CudaBackend(Backend):
         state = [replica.flat_state[name][elements] for name in rule.state if name != AVERAGE]
         w, g = replica.flat_parameters[elements], replica.flat_gradients[elements]
         runs = segments(replica.plan, elements)
-        bounds = _uploaded(device, np.array([each.stop for each in runs], np.int32))
+        bounds = device.uploaded(np.array([each.stop for each in runs], np.int32))
         rates = [(each.decay, each.rate_factor) for each in runs]
-        values = _uploaded(device, np.array(rates, np.float32).reshape(-1))
+        values = device.uploaded(np.array(rates, np.float32).reshape(-1))
         sums = replica.flat_gradients[replica.plan.trained.size :]
         arrays = [w, g, *state, sums, replica.numbers]
         common = [*arrays, bounds, values, np.int32(len(runs)), np.int32(w.size)]
@@ -508,9 +511,9 @@ def _bind_scaling(device: Device, replica: CudaReplica, width: int) -> Callable[
     size, ranges = plan.trained.size, list(slot_ranges(plan, slice(0, plan.trained.size)))
     w, g = replica.flat_parameters, replica.flat_gradients[:size]
     bounds = np.array([0, *(each.stop for each in ranges)], np.int32)
-    starts, ends = _uploaded(device, bounds), _uploaded(device, bounds[1:])
-    sources = _uploaded(device, np.array(ratio_sources(plan), np.int32))
-    decays = _uploaded(device, np.array([each.decay for each in ranges], np.float32))
+    starts, ends = device.uploaded(bounds), device.uploaded(bounds[1:])
+    sources = device.uploaded(np.array(ratio_sources(plan), np.int32))
+    decays = device.uploaded(np.array([each.decay for each in ranges], np.float32))
     rates = np.array([(each.decay, each.rate_factor) for each in ranges], np.float32)
     none = device.zeros((len(ranges),), "float32")
     partials = device.zeros((len(ranges), LAYER_BLOCKS, 2), "float64")
@@ -522,7 +525,7 @@ def _bind_scaling(device: Device, replica: CudaReplica, width: int) -> Callable[
         direction = device.function("optimizers.cu", "lamb_direction", VECTOR=width)
         moments = replica.flat_state["first_moment"], replica.flat_state["second_moment"]
         sums = replica.flat_gradients[size:]
-        values = _uploaded(device, rates.reshape(-1))
+        values = device.uploaded(rates.reshape(-1))
         arguments = [w, g, *moments, sums, replica.numbers, ends, values]
         arguments += [np.int32(len(ranges)), np.int32(size), *_update_kernel(rule)[1]]
     else:
@@ -535,10 +538,3 @@ def _bind_scaling(device: Device, replica: CudaReplica, width: int) -> Callable[
         scale_layers(grid, block, [w, g, starts, sources, added, added, partials, trust])
 
     return scale
-
-
-def _uploaded(device: Device, values: NDArray[Any]) -> Array:
-    """Return a copy of an array on the device."""
-    array = device.zeros(values.shape, values.dtype)
-    device.upload(array, values)
-    return array

@@ -77,6 +77,7 @@ from dptrain.network.layers import (
 )
 from dptrain.network.network import Node
 from dptrain.network.normalization import BatchNorm2d, FrozenBatchNorm2d, GroupNorm, LayerNorm
+from dptrain.network.resampling import Resampling
 from dptrain.plan.flat import ALIGNMENT
 from dptrain.plan.lowering import (
     Explanation,
@@ -110,6 +111,7 @@ OPERATIONS: Mapping[type[Layer], type[Operation[Any]]] = {
     LayerNorm: sample_norm_operations.LayerNormalization,
     Add: graph_operations.Addition,
     Concatenate: graph_operations.Concatenation,
+    Resampling: operations.Resampled,
     Multiply: graph_operations.Multiplication,
     ChannelSlice: graph_operations.ChannelSelection,
     ChannelShuffle: graph_operations.ChannelSelection,

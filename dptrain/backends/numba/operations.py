@@ -15,7 +15,8 @@ from typing import Any, ClassVar, Generic, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from dptrain.backends.numba import activations, dropout, elementwise
+from dptrain.backends.axis_taps import axis_taps
+from dptrain.backends.numba import activations, dropout, elementwise, resampling
 from dptrain.backends.numba.convolution.fused_pooling import Pool
 from dptrain.backends.numba.normalization import normalization
 from dptrain.backends.numba.pooling import pooling
@@ -36,6 +37,7 @@ from dptrain.network.layers import (
     StochasticDepth,
 )
 from dptrain.network.network import Node
+from dptrain.network.resampling import Resampling
 from dptrain.philox import dropout_keep, threshold
 from dptrain.plan.lowering import (
     Access,
@@ -397,6 +399,21 @@ class SumPooling(_Pooling):
             sum_factor(self.layer),
         )
         return self.rows_stage(pooling.sum_backward, "dx", *operands)
+
+
+class Resampled(_Single[Resampling]):
+    """Sums of rows and columns, such as padding and resizing."""
+
+    def forward(self) -> StageKernel:
+        return self._stage("x", "y", backward=False)
+
+    def backward(self) -> StageKernel:
+        return self._stage("dy", "dx", backward=True)
+
+    def _stage(self, source: str, target: str, *, backward: bool) -> StageKernel:
+        x, y = self.arrays[source], self.arrays[target]
+        taps, grain = axis_taps(self.group.head, backward=backward), grain_of(y[0, 0].size)
+        return each(self.thread_pool.bind(resampling.resample, x, y, *taps, grain=grain), len(y[0]))
 
 
 class ResponseNorm(_Single[LocalResponseNorm]):

@@ -35,6 +35,7 @@ from dptrain.backends.reference.pooling import (
     MaxPooling,
     SumPooling,
 )
+from dptrain.backends.reference.resampling import Resampled
 from dptrain.network.biases import BiasAdd
 from dptrain.network.channels import ChannelShuffle, ChannelSlice
 from dptrain.network.combining import (
@@ -59,6 +60,7 @@ from dptrain.network.layers import (
     entry_of,
 )
 from dptrain.network.normalization import BatchNorm2d, FrozenBatchNorm2d, GroupNorm, LayerNorm
+from dptrain.network.resampling import Resampling
 
 OPERATIONS: Mapping[type[Layer], type[Operation[Any]]] = {
     Conv2d: Convolution,
@@ -80,6 +82,7 @@ OPERATIONS: Mapping[type[Layer], type[Operation[Any]]] = {
     LocalResponseNorm: ResponseNorm,
     Add: Addition,
     Concatenate: Concatenation,
+    Resampling: Resampled,
     Multiply: Multiplication,
     ChannelSlice: ChannelSelection,
     ChannelShuffle: ChannelSelection,

@@ -27,6 +27,7 @@ from dptrain.network import (
     ChannelSlice,
     Conv2d,
     Dense,
+    Dilate2d,
     Dropout,
     Flatten,
     GlobalAveragePool2d,
@@ -41,7 +42,9 @@ from dptrain.network import (
     MeanSquaredError,
     Multiply,
     Network,
+    Pad2d,
     ReLU,
+    Resize2d,
     Shape,
     Sigmoid,
     SigmoidBinaryCrossEntropy,
@@ -50,6 +53,7 @@ from dptrain.network import (
     SoftmaxSquaredError,
     StochasticDepth,
     SumPool2d,
+    transposed_convolution,
 )
 from dptrain.network.activations import ELU, Clip, Tanh
 from dptrain.network.elementwise import Activation
@@ -58,7 +62,8 @@ FEATURES: dict[type[Layer], str] = {
     layer: layer.kind
     for layer in (
         *ACTIVATIONS.values(), GlobalAveragePool2d, GlobalMaxPool2d, StochasticDepth,
-        BatchNorm2d, GroupNorm, LayerNorm, Multiply, ChannelSlice, ChannelShuffle,
+        BatchNorm2d, GroupNorm, LayerNorm, Multiply, Pad2d, Resize2d, Dilate2d,
+        ChannelSlice, ChannelShuffle,
     )
     if layer not in (ReLU, Sigmoid)
 }  # fmt: skip
@@ -356,6 +361,36 @@ def _channels() -> list[Case]:
     return [behind_maps(f"{layer.kind}: {name}", shape, [layer]) for name, shape, layer in table]
 
 
+def _resampling() -> list[Case]:
+    table = [
+        ("one zero", (2, 3, 4, 5), Pad2d()),
+        ("zeros at two sides", (1, 8, 3, 2), Pad2d((2, 0, 0, 3))),
+        ("nothing", (2, 3, 2, 2), Pad2d(0)),
+        ("reflected", (2, 3, 4, 5), Pad2d((3, 2, 1, 4), mode="reflect")),
+        ("reflected, 8 channels", (1, 8, 3, 3), Pad2d(2, mode="reflect")),
+        ("replicated", (2, 3, 4, 2), Pad2d((1, 4, 3, 0), mode="replicate")),
+        ("replicated, one pixel", (3, 5, 1, 1), Pad2d(2, mode="replicate")),
+        ("two", (2, 3, 4, 3), Dilate2d()),
+        ("one and three, 8 channels", (1, 8, 2, 3), Dilate2d((1, 3))),
+        ("twice", (2, 3, 4, 5), Resize2d()),
+        ("2.5 and 1.5 times", (1, 8, 4, 5), Resize2d((2.5, 1.5))),
+        ("half", (2, 3, 4, 7), Resize2d(0.5)),
+        ("nearest of a size", (2, 3, 4, 5), Resize2d(size=(7, 3))),
+        ("bilinear, twice", (2, 3, 4, 5), Resize2d(2, mode="bilinear")),
+        ("bilinear, 2.5 and 0.5 times", (1, 8, 4, 5), Resize2d((2.5, 0.5), mode="bilinear")),
+        ("bilinear of a size", (2, 3, 5, 4), Resize2d(size=(3, 9), mode="bilinear")),
+        ("bilinear of one pixel", (2, 5, 1, 1), Resize2d(size=3, mode="bilinear")),
+        ("corners", (1, 3, 4, 5), Resize2d(size=(7, 3), mode="bilinear", align_corners=True)),
+        ("corners of one pixel", (1, 3, 4, 5),
+         Resize2d(size=1, mode="bilinear", align_corners=True)),
+    ]  # fmt: skip
+    up = transposed_convolution(6, 3, (2, 3), (1, 0, 1, 1), groups=2)
+    return [
+        *(behind_maps(f"{layer.kind}: {name}", shape, [layer]) for name, shape, layer in table),
+        behind_maps("stack: a transposed convolution", (2, 4, 3, 2), up),
+    ]
+
+
 def _dense() -> list[Case]:
     table = [
         ("one by one", (1, 1), 1),
@@ -456,5 +491,5 @@ def _stacks() -> list[Case]:
 
 CASES = (
     *_convolutions(), *_poolings(), *_elementwise(), *_normalizations(), *_global_pooling(),
-    *_channels(), *_dense(), *_losses(), *_stacks(),
+    *_channels(), *_resampling(), *_dense(), *_losses(), *_stacks(),
 )  # fmt: skip

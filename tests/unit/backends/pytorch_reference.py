@@ -25,6 +25,7 @@ from dptrain.network import (
     Concatenate,
     Conv2d,
     Dense,
+    Dilate2d,
     Flatten,
     GlobalAveragePool2d,
     GlobalMaxPool2d,
@@ -35,6 +36,8 @@ from dptrain.network import (
     Multiply,
     Network,
     Node,
+    Pad2d,
+    Resize2d,
     StochasticDepth,
     SumPool2d,
     expressions,
@@ -42,6 +45,7 @@ from dptrain.network import (
 from dptrain.network.elementwise import Activation, Formula
 from dptrain.network.layers import RandomMask
 from dptrain.network.network import INPUT
+from dptrain.network.resampling import Resampling, transposed
 from dptrain.philox import dropout_keep
 from tests.lazy import LazyModule
 
@@ -134,6 +138,19 @@ def _apply(
         return _sum_pool(x, layer, node)
     if isinstance(layer, GlobalAveragePool2d):
         return functional.adaptive_avg_pool2d(x, 1)
+    if isinstance(layer, Pad2d):
+        top, bottom, left, right = layer.sides
+        mode = "constant" if layer.mode == "zeros" else layer.mode
+        return functional.pad(x, (left, right, top, bottom), mode)
+    if isinstance(layer, Dilate2d):
+        channels = len(x[0])
+        ones = x.new_ones(channels, 1, 1, 1)
+        return functional.conv_transpose2d(x, ones, stride=layer.factors, groups=channels)
+    if isinstance(layer, Resize2d):
+        size = node.output_shape[1:] if layer.size else None
+        scales = None if layer.size else layer.scales
+        corners = layer.align_corners if layer.mode == "bilinear" else None
+        return functional.interpolate(x, size, scales, layer.mode, align_corners=corners)
     if isinstance(layer, GlobalMaxPool2d):
         return functional.adaptive_max_pool2d(x, 1)
     if isinstance(layer, LocalResponseNorm):
@@ -409,6 +426,9 @@ def _longest_sum(node: Node, n: int) -> int:
         return math.prod(layer.windows)
     if isinstance(layer, BatchNorm2d | GroupNorm | LayerNorm):
         return max(n * math.prod(node.input_shape[1:]), math.prod(node.input_shape))
+    if isinstance(layer, Resampling):
+        pairs = zip(layer.taps(node.input_shape), node.input_shape[1:], strict=True)
+        return 4 + math.prod(max(map(len, transposed(*pair))) for pair in pairs)
     if isinstance(layer, GlobalAveragePool2d):
         return math.prod(node.input_shape[1:])
     if isinstance(layer, Add):

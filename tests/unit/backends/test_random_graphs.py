@@ -16,7 +16,7 @@ from tests.fuzz.networks import BATCH_SIZE, random_network
 from tests.unit.backends import cases
 from tests.unit.backends.cuda.gemm_tile import use_one_gemm_tile
 
-COVERED = 200
+COVERED = 400
 """Seeds whose networks together have every layer and every number of readers of the input."""
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import sys
 import tempfile
+from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -41,7 +42,9 @@ from dptrain.network import (
     MeanSquaredError,
     Multiply,
     Network,
+    Pad2d,
     ReLU,
+    Resize2d,
     SigmoidBinaryCrossEntropy,
     SiLU,
     SoftmaxCrossEntropy,
@@ -306,6 +309,92 @@ def test_operators_that_mix_other_axes_are_refused(
     path = file_of(tmp_path, chain(last, *steps, back, *ENDING), constants)
     with pytest.raises(UserError, match=message):
         read_onnx(path)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_padding_and_resizing_of_pytorch(tmp_path: Path) -> None:
+    import torch
+    from torch import nn
+
+    model, path = nn.Sequential(
+        nn.ReflectionPad2d((2, 1, 0, 3)), nn.ReplicationPad2d(1), nn.ZeroPad2d((0, 1, 2, 0)),
+        nn.Upsample(scale_factor=2), nn.Upsample(scale_factor=(1.5, 0.5), mode="bilinear"),
+        nn.Upsample(size=(9, 11)), nn.UpsamplingBilinear2d((6, 5)), nn.AdaptiveMaxPool2d(1),
+        nn.Flatten(),
+    ), tmp_path / "model.onnx"  # fmt: skip
+    torch.onnx.export(
+        model, torch.zeros(1, 3, 8, 6), str(path), dynamo=False, dynamic_axes={"x": {0: "N"}},
+        input_names=["x"],
+    )  # fmt: skip
+    network = check(path)
+    modes = [layer.mode for layer in network.layers if isinstance(layer, Pad2d | Resize2d)]
+    assert modes[:3] == ["reflect", "replicate", "zeros"]
+    assert modes[3:] == ["nearest", "bilinear", "nearest", "bilinear"]
+    assert isinstance(network.layers[-2], GlobalMaxPool2d)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"kernel_size": 2, "stride": 2},
+        {"kernel_size": 3, "stride": 2, "padding": 1, "output_padding": 1},
+        {"kernel_size": (4, 3), "stride": (2, 3), "padding": (1, 0), "groups": 3},
+        {"kernel_size": 3, "bias": False},
+        {"kernel_size": 1, "stride": 3, "output_padding": (2, 0)},
+    ],
+)
+def test_transposed_convolutions_of_pytorch(settings: dict[str, Any], tmp_path: Path) -> None:
+    import torch
+    from torch import nn
+
+    torch.manual_seed(2)
+    up, path = nn.ConvTranspose2d(3, 6, **settings), tmp_path / "model.onnx"
+    model = nn.Sequential(OrderedDict(up=up, end=nn.Flatten()))
+    torch.onnx.export(
+        model, torch.zeros(1, 3, 8, 6), str(path), dynamo=False, dynamic_axes={"x": {0: "N"}},
+        input_names=["x"],
+    )  # fmt: skip
+    network = check(path)
+    assert network.num_parameters == sum(p.numel() for p in model.parameters())
+    assert next(node.name for node in network.nodes if isinstance(node.layer, Conv2d)) == "up"
+
+
+SIDES = {"p": np.array([0, 0, 1, 1, 0, 0, 1, 1]), "c": np.array([0, 1, 1, 1, 0, 0, 1, 1])}
+SCALES = {"s": np.array([1, 1, 2, 2], np.float32), "t": np.array([1, 1, 1.5, 2], np.float32)}
+
+
+@pytest.mark.parametrize(
+    ("operator", "constants", "settings", "message"),
+    [
+        ("Pad", ["p"], {"mode": "wrap"}, "its mode is wrap; expected constant, reflect, edge"),
+        ("Pad", ["p", "one"], {}, "(Pad): it pads with 1; expected 0"),
+        ("Pad", ["c"], {}, "expected those of rows and columns alone"),
+        ("Resize", ["", "s"], {"mode": "cubic"}, "its mode is cubic; expected nearest or"),
+        ("Resize", ["", "s"], {"mode": "linear", "antialias": 1}, "its antialias is 1; expected 0"),
+        ("Resize", ["", "t"], {}, "its positions are half_pixel with round_prefer_floor; expected"),
+        (
+            "Resize", ["", "s"],
+            {"mode": "linear", "coordinate_transformation_mode": "asymmetric"},
+            "is asymmetric; expected half_pixel or align_corners",
+        ),
+        ("Resize", [], {}, "it has neither scales nor sizes; expected one of them"),
+    ],
+)  # fmt: skip
+def test_other_paddings_and_positions_are_refused(
+    operator: str, constants: list[str], settings: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    arrays = {**SIDES, **SCALES, "one": np.float32(1)}
+    path = file_of(tmp_path, chain((operator, constants, settings), *ENDING), arrays)
+    with pytest.raises(UserError, match=re.escape(message)):
+        read_onnx(path)
+
+
+@pytest.mark.parametrize("scale", [1, 2, 3, 4])
+def test_whole_factors_have_one_nearest_pixel(scale: int, tmp_path: Path) -> None:
+    """The nearest pixel by half pixels is that of PyTorch."""
+    constants = {"s": np.array([1, 1, scale, 5], np.float32)}
+    check(file_of(tmp_path, chain(("Resize", ["", "s"], {}), *ENDING), constants))
 
 
 @given(st.sampled_from([-1, 0, 1, 2, 4, 8, 24]), st.sampled_from([-1, 1, 4, 8, 12, 24, 48]),

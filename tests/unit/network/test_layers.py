@@ -20,6 +20,7 @@ from dptrain.network import (
     Constant,
     Conv2d,
     Dense,
+    Dilate2d,
     Dropout,
     Flatten,
     LocalResponseNorm,
@@ -27,12 +28,15 @@ from dptrain.network import (
     MeanSquaredError,
     Network,
     Normal,
+    Pad2d,
     ReLU,
+    Resize2d,
     Sigmoid,
     SigmoidBinaryCrossEntropy,
     StochasticDepth,
     SumPool2d,
     initial_parameters,
+    transposed_convolution,
 )
 from dptrain.network.initial import BLOCK, draw
 
@@ -62,6 +66,23 @@ REFUSALS: list[tuple[Callable[[], object], str]] = [
     (
         lambda: ChannelShuffle(2).output_shape((3, 2, 2)),
         "shuffle has 2 groups, but its input has 3 channels; expected a divisor",
+    ),
+    (lambda: Pad2d((1, 2, 3)), "pad padding is (1, 2, 3); expected a whole number or"),
+    (lambda: Pad2d(-1), "pad padding is -1; expected a whole number from 0"),
+    (lambda: Pad2d(mode="wrap"), "pad mode is 'wrap'; expected zeros or reflect or replicate"),
+    (
+        lambda: Pad2d(3, mode="reflect").output_shape((1, 5, 3)),
+        "pad reflects 3 positions of an axis with 3; expected at most 2",
+    ),
+    (lambda: Resize2d(0.0), "resize scale is 0.0; expected a number above 0"),
+    (lambda: Resize2d(mode="cubic"), "resize mode is 'cubic'; expected nearest or bilinear"),
+    (lambda: Resize2d(align_corners=True), "resize aligns corners; expected the mode bilinear"),
+    (lambda: Resize2d(0.3).output_shape((1, 3, 3)), "resize makes 0 of 3 rows or columns"),
+    (lambda: Resize2d(size=0), "resize size is 0; expected a whole number from 1"),
+    (lambda: Dilate2d(0), "dilate factor is 0; expected a whole number from 1"),
+    (
+        lambda: transposed_convolution(2, 3, padding=(3, 0, 0, 0)),
+        "the padding of a transposed convolution is (3, 0, 0, 0); expected at most",
     ),
     (lambda: StochasticDepth(1.0), "stochastic_depth rate is 1.0; expected 0 ≤ rate < 1"),
     (lambda: Conv2d(2, rounding="ceil"), "conv rounding is 'ceil'; expected strict or floor"),

@@ -278,6 +278,12 @@ class Device(ABC):
         The source may be changed as soon as this returns.
         """
 
+    def uploaded(self, values: NDArray[Any]) -> Array:
+        """Return a copy of a host array on the device."""
+        array = self.zeros(values.shape, values.dtype)
+        self.upload(array, values)
+        return array
+
     @abstractmethod
     def download(self, source: Array, out: NDArray[Any] | None = None) -> NDArray[Any]:
         """Return a copy on the host, in `out` if given, after all enqueued work has run."""

@@ -1,0 +1,163 @@
+"""Padding, resizing and transposed convolutions that ONNX operators are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import onnx
+from numpy.typing import NDArray
+
+from dptrain.errors import UserError
+from dptrain.interchange.onnx_matching import Match, always, constants
+from dptrain.interchange.onnx_reading import ReadGraph, attributes, number
+from dptrain.network.layers import Layer, Shape
+from dptrain.network.resampling import Dilate2d, Pad2d, Resize2d, transposed_convolution
+
+PAD_MODES = {"zeros": "constant", "reflect": "reflect", "replicate": "edge"}
+"""Modes of ONNX by those of `Pad2d`."""
+
+
+def _values(graph: ReadGraph, node: onnx.NodeProto, position: int) -> NDArray[Any] | None:
+    """Return the constant that is an input of a node; None if it is omitted or empty.
+
+    Raises:
+        UserError: it depends on the input of the network.
+    """
+    name = node.input[position] if len(node.input) > position else ""
+    if not name:
+        return None
+    found = graph.constant(name)
+    if found is None:
+        raise UserError(f"its input '{name}' is computed; expected a constant")
+    return found.reshape(-1) if found.size else None
+
+
+def read_pad(graph: ReadGraph, node: onnx.NodeProto) -> Match:
+    """Match a padding of rows and columns."""
+    values = attributes(node)
+    found, constant, axes = (_values(graph, node, position) for position in (1, 2, 3))
+    pads = values.get("pads", ()) if found is None else [int(value) for value in found]
+    mode = values.get("mode", "constant")
+    modes = {name: own for own, name in PAD_MODES.items()}
+    if mode not in modes:
+        raise UserError(f"its mode is {mode}; expected {', '.join(modes)}")
+    filled = values.get("value", 0.0) if constant is None else float(constant[0])
+    if mode == "constant" and filled:
+        raise UserError(f"it pads with {filled:g}; expected 0")
+    listed = range(len(pads) // 2) if axes is None else [int(axis) % 4 for axis in axes]
+    sides = dict.fromkeys(range(4), (0, 0))
+    half = len(pads) // 2
+    sides |= dict(zip(listed, zip(pads[:half], pads[half:], strict=True), strict=True))
+    if any(any(sides[axis]) for axis in sides if axis not in (2, 3)):
+        raise UserError(f"its pads are {list(pads)}; expected those of rows and columns alone")
+    if not any(pads) and not graph.is_own:
+        return Match((node.input[0],), always())
+    (top, bottom), (left, right) = sides[2], sides[3]
+    return Match((node.input[0],), always(_pad((top, bottom, left, right), modes[mode])))
+
+
+def _pad(sides: tuple[int, int, int, int], mode: Any) -> Pad2d:
+    return Pad2d(sides[0] if len(set(sides)) == 1 else sides, mode)
+
+
+def read_transposed_convolution(graph: ReadGraph, node: onnx.NodeProto) -> Match:
+    """Match a transposed convolution: zeros between and around the pixels, and a convolution."""
+    values, names = attributes(node), list(node.input[1:])
+    arrays = constants(graph, names, ("weight", "bias"))
+    weight, groups = arrays["weight"], int(values.get("group", 1))
+    if weight.ndim != 4:
+        raise UserError(f"its weight has {weight.ndim} axes; expected 4 (C, K, R, S)")
+    for name in ("auto_pad", "output_shape"):
+        if values.get(name, "NOTSET") != "NOTSET":
+            raise UserError(f"it has {name}; expected pads and output_padding")
+    if any(value != 1 for value in values.get("dilations", ())):
+        raise UserError(f"dilations are {list(values['dilations'])}; expected 1")
+    channels, filters, height, width = weight.shape
+    stride = _single(values.get("strides", (1, 1)))
+    top, left, bottom, right = values.get("pads", (0, 0, 0, 0))
+    extra_rows, extra_columns = values.get("output_padding", (0, 0))
+    padding = top, bottom - extra_rows, left, right - extra_columns
+    is_plain = (filters, height, width, *padding) == (1, 1, 1, 0, 0, 0, 0) and groups == channels
+    if is_plain and "bias" not in arrays and (weight == 1).all():
+        return Match((node.input[0],), always(Dilate2d(stride)))
+    parts = weight.reshape(groups, channels // groups, filters, height, width)
+    turned = parts.transpose(0, 2, 1, 3, 4)[..., ::-1, ::-1]
+    arrays["weight"] = turned.reshape(groups * filters, channels // groups, height, width)
+    layers = transposed_convolution(
+        groups * filters, _single((height, width)), stride, padding, groups=groups,
+        bias="bias" in arrays,
+    )  # fmt: skip
+    return Match((node.input[0],), always(*layers), arrays, graph.source(names[0]))
+
+
+def _single(pair: Sequence[int]) -> int | tuple[int, int]:
+    first, second = map(int, pair)
+    return first if first == second else (first, second)
+
+
+def read_resize(graph: ReadGraph, node: onnx.NodeProto) -> Match:
+    """Match a resizing by the nearest pixel or by linear interpolation."""
+    values = attributes(node)
+    sizes = _values(graph, node, 3)
+    scales = _values(graph, node, 2) if sizes is None else None
+    given = scales if sizes is None else sizes
+    if given is None:
+        raise UserError("it has neither scales nor sizes; expected one of them")
+    for name, expected in (("antialias", 0), ("keep_aspect_ratio_policy", "stretch")):
+        if values.get(name, expected) != expected:
+            raise UserError(f"its {name} is {values[name]}; expected {expected}")
+    axes = [int(axis) % 4 for axis in values.get("axes", range(4))]
+    by_axis = dict(zip(axes, given.tolist(), strict=True))
+
+    def make(shape: Shape) -> tuple[Layer, ...]:
+        channels = by_axis.get(1, 1 if sizes is None else shape[0])
+        if channels != (1 if sizes is None else shape[0]) or len(shape) != 3:
+            raise UserError("it changes the number of channels; expected that of rows and columns")
+        if sizes is None:
+            height, width = (number(by_axis.get(axis, 1)) for axis in (2, 3))
+            scale = height if height == width else (height, width)
+            layer = Resize2d(scale, **_mode(values))
+        else:
+            rows, columns = (int(by_axis.get(axis, shape[axis - 1])) for axis in (2, 3))
+            size = rows if rows == columns else (rows, columns)
+            layer = Resize2d(size=size, **_mode(values))
+        _check_positions(values, layer, shape)
+        return (layer,)
+
+    return Match((node.input[0],), make)
+
+
+def _mode(values: dict[str, Any]) -> dict[str, Any]:
+    """Return the mode of a layer, as arguments."""
+    mode, positions = values.get("mode", "nearest"), _positions(values)
+    if mode not in ("nearest", "linear"):
+        raise UserError(f"its mode is {mode}; expected nearest or linear")
+    if mode == "nearest":
+        return {"mode": "nearest"}
+    return {"mode": "bilinear", "align_corners": positions == "align_corners"}
+
+
+def _positions(values: dict[str, Any]) -> str:
+    return str(values.get("coordinate_transformation_mode", "half_pixel"))
+
+
+def _check_positions(values: dict[str, Any], layer: Resize2d, shape: Shape) -> None:
+    """Raise a `UserError` if pixels of the output are at other positions than those of a layer."""
+    positions, rounding = _positions(values), values.get("nearest_mode", "round_prefer_floor")
+    if layer.mode == "bilinear":
+        sizes = layer.output_shape(shape)[1:]
+        allowed = ("half_pixel", "align_corners")
+        if positions in allowed or (positions == "pytorch_half_pixel" and min(sizes) > 1):
+            return
+        raise UserError(
+            f"its coordinate_transformation_mode is {positions}; expected {' or '.join(allowed)}"
+        )
+    pairs = zip(layer.output_shape(shape)[1:], shape[1:], strict=True)
+    is_whole = all(new % old == 0 for new, old in pairs)
+    is_near = positions in ("half_pixel", "pytorch_half_pixel") and rounding.startswith("round")
+    if not ((positions, rounding) == ("asymmetric", "floor") or (is_whole and is_near)):
+        raise UserError(
+            f"its positions are {positions} with {rounding}; expected asymmetric with floor, or "
+            "sizes that are multiples"
+        )
