@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from dptrain.network import Concatenate as Concatenate
     from dptrain.network import Constant as Constant
     from dptrain.network import Conv2d as Conv2d
+    from dptrain.network import Crop2d as Crop2d
     from dptrain.network import Dense as Dense
     from dptrain.network import Dropout as Dropout
     from dptrain.network import Flatten as Flatten
@@ -48,6 +49,8 @@ if TYPE_CHECKING:
     from dptrain.network import Multiply as Multiply
     from dptrain.network import Network as Network
     from dptrain.network import Normal as Normal
+    from dptrain.network import Pad2d as Pad2d
+    from dptrain.network import Resize2d as Resize2d
     from dptrain.network import SigmoidBinaryCrossEntropy as SigmoidBinaryCrossEntropy
     from dptrain.network import SoftmaxCrossEntropy as SoftmaxCrossEntropy
     from dptrain.network import SoftmaxSquaredError as SoftmaxSquaredError
@@ -99,6 +102,7 @@ _NAMES = [
     "Concatenate",
     "Constant",
     "Conv2d",
+    "Crop2d",
     "Dense",
     "DivergedError",
     "Dropout",
@@ -115,6 +119,8 @@ _NAMES = [
     "Multiply",
     "Network",
     "Normal",
+    "Pad2d",
+    "Resize2d",
     "Progress",
     "RankTimeoutError",
     "ReadOnlyError",

@@ -44,6 +44,7 @@ from dptrain.network.elementwise import Activation
 from dptrain.network.expressions import CONSTANT, nodes, variable
 from dptrain.network.network import INPUT
 from dptrain.network.normalization import Normalization
+from dptrain.network.rearranging import Resampling, Taps
 
 Arrays = Mapping[str, Any]
 Forward = Callable[[Arrays, Any, Arrays], Any]
@@ -123,6 +124,10 @@ def _apply(node: Node, parameters: Arrays, inputs: list[Any], factors: Arrays) -
     layer, x = node.layer, inputs[0]
     if isinstance(layer, Add):
         return reduce(jnp.add, inputs)
+    if isinstance(layer, Resampling):
+        _, height, width = node.input_shape
+        rows, columns = map(_matrix, layer.taps((height, width)), (height, width))
+        return jnp.einsum("ih,nhwc,jw->nijc", rows, x, columns)
     if isinstance(layer, ChannelSlice):
         return x[..., layer.start : layer.stop]
     if isinstance(layer, ChannelShuffle):
@@ -162,6 +167,15 @@ def _apply(node: Node, parameters: Arrays, inputs: list[Any], factors: Arrays) -
         return jax.nn.gelu(x, approximate=False)
     assert isinstance(layer, Activation), layer.kind
     return _function(layer, x)
+
+
+def _matrix(taps: Taps, size: int) -> Any:
+    """Return the matrix (outputs, size) of a resampling."""
+    found = np.zeros((len(taps), size), np.float32)
+    for row, terms in zip(found, taps, strict=True):
+        for source, weight in terms:
+            row[source] += weight
+    return jnp.asarray(found)
 
 
 def _function(layer: Activation, x: Any) -> Any:

@@ -40,10 +40,10 @@ from dptrain.network import (
     SumPool2d,
     Tanh,
 )
-from dptrain.network.channels import ChannelLayer
 from dptrain.network.elementwise import Activation
 from dptrain.network.network import INPUT
 from dptrain.network.normalization import Normalization
+from dptrain.network.rearranging import ChannelLayer, Resampling
 
 LossFunction = Callable[[Tensor, Tensor], Tensor]
 
@@ -147,7 +147,7 @@ def _modules(node: Node) -> list[nn.Module]:
     if isinstance(layer, Dropout):
         return [nn.Dropout(layer.rate)]
     is_function = isinstance(layer, Activation) and type(layer) not in _PLAIN
-    if is_function or isinstance(layer, ChannelLayer):
+    if is_function or isinstance(layer, ChannelLayer | Resampling):
         return [_Function(code_of(node).expression)]
     return [_PLAIN[type(layer)]()]
 

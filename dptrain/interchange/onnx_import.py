@@ -25,7 +25,7 @@ from dptrain.interchange.onnx_matching import Match
 from dptrain.interchange.onnx_operators import LAYER_OPERATORS, match, sigmoid_argument
 from dptrain.interchange.onnx_reading import ReadGraph, attributes, describe, read_graph
 from dptrain.interchange.own_functions import known_loss
-from dptrain.network.layers import Layer, Parameter, Shape, Statistic
+from dptrain.network.layers import Flatten, Layer, Parameter, Shape, Statistic
 from dptrain.network.losses import (
     Loss,
     MeanSquaredError,
@@ -40,6 +40,7 @@ from dptrain.network.network import (
     NodeSpec,
     check_layer_count,
 )
+from dptrain.network.normalization import Normalization
 
 
 @dataclass(frozen=True)
@@ -205,20 +206,29 @@ def _specs(
     tensors, shapes = {first: INPUT}, {INPUT: shape}
     specs: list[NodeSpec] = []
     arrays: dict[str, NDArray[np.float32]] = {}
+    # Maps of one pixel by the vectors that they become.
+    pixels: dict[str, str] = {}
     for tensor, (node, found) in matches.items():
         inputs = tuple(tensors[name] for name in found.inputs)
         with _naming(node):
             last = inputs[0]
-            for number, layer in enumerate(found.make(shapes[last])):
+            layers = found.make(shapes[last])
+            if layers and isinstance(layers[0], Normalization) and last in pixels:
+                # Layers normalise maps, so the vector follows after them.
+                inputs, layers = (pixels[last],), (layers[0], Flatten())
+            for number, layer in enumerate(layers):
                 read = inputs if not number else (last,)
                 combined = layer.combine_shapes(tuple(shapes[name] for name in read))
                 last = names.of(tensor, layer, number)
                 shapes[last] = layer.output_shape(combined)
                 specs.append(NodeSpec(layer, last, read))
+                if isinstance(layer, Flatten) and combined[1:] == (1, 1):
+                    pixels[last] = read[0]
                 if not number:
                     arrays |= _arrays(layer, combined, last, found)
         tensors[tensor] = last
-    return specs, arrays
+    read_names = {name for spec in specs for name in spec.inputs or ()}
+    return [spec for spec in specs if spec.name in read_names or spec is specs[-1]], arrays
 
 
 def _arrays(

@@ -15,7 +15,6 @@ from typing import Any
 from dptrain.errors import UserError
 from dptrain.interchange.onnx_functions import add_function
 from dptrain.interchange.onnx_graph import OPSET, OnnxGraph
-from dptrain.network.channels import ChannelShuffle, ChannelSlice
 from dptrain.network.combining import Add, Concatenate, GlobalAveragePool2d, Multiply
 from dptrain.network.elementwise import Activation
 from dptrain.network.layers import (
@@ -33,6 +32,7 @@ from dptrain.network.layers import (
 )
 from dptrain.network.network import Node
 from dptrain.network.normalization import BatchNorm2d, GroupNorm, LayerNorm
+from dptrain.network.rearranging import ChannelShuffle, ChannelSlice, Crop2d, Pad2d, Resize2d
 
 Tensors = list[str]
 """Names of the tensors that a layer reads."""
@@ -138,9 +138,10 @@ def _group_norm(graph: OnnxGraph, node: Node, layer: GroupNorm, inputs: Tensors)
 
 
 def _layer_norm(graph: OnnxGraph, node: Node, layer: LayerNorm, inputs: Tensors) -> str:
-    last = graph.add("Transpose", inputs[0], perm=[0, 2, 3, 1])
+    is_vector = len(node.input_shape) == 1
+    last = inputs[0] if is_vector else graph.add("Transpose", inputs[0], perm=[0, 2, 3, 1])
     normal = graph.add("LayerNormalization", last, *_weights(node), axis=-1, epsilon=layer.epsilon)
-    return graph.add("Transpose", normal, perm=[0, 3, 1, 2])
+    return normal if is_vector else graph.add("Transpose", normal, perm=[0, 3, 1, 2])
 
 
 def _lrn(graph: OnnxGraph, node: Node, layer: LocalResponseNorm, inputs: Tensors) -> str:
@@ -176,6 +177,32 @@ def _shuffle(graph: OnnxGraph, node: Node, layer: ChannelShuffle, inputs: Tensor
     return graph.add("Reshape", turned, maps)
 
 
+def _pad(graph: OnnxGraph, node: Node, layer: Pad2d, inputs: Tensors) -> str:
+    top, bottom, left, right = layer.padding
+    pads = graph.constant("pads", [0, 0, top, left, 0, 0, bottom, right], "int64")
+    modes = {"zeros": "constant", "replicate": "edge"}
+    return graph.add("Pad", inputs[0], pads, mode=modes.get(layer.mode, layer.mode))
+
+
+def _resize(graph: OnnxGraph, node: Node, layer: Resize2d, inputs: Tensors) -> str:
+    # Sizes of samples and channels are factors of 1.
+    _, *sizes = node.input_shape
+    factors = [wanted / size for wanted, size in zip(layer.sizes, sizes, strict=True)]
+    scales = graph.constant("scales", [1.0, 1.0, *factors])
+    if layer.mode == "nearest":
+        settings = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+    else:
+        transform = "align_corners" if layer.align_corners else "half_pixel"
+        settings = {"coordinate_transformation_mode": transform, "mode": "linear"}
+    return graph.add("Resize", inputs[0], "", scales, **settings)
+
+
+def _crop(graph: OnnxGraph, node: Node, layer: Crop2d, inputs: Tensors) -> str:
+    parts = {"start": layer.start, "stop": layer.stop, "axes": (2, 3), "step": layer.step}
+    bounds = [graph.constant(name, list(values), "int64") for name, values in parts.items()]
+    return graph.add("Slice", inputs[0], *bounds)
+
+
 def _operator(name: str, graph: OnnxGraph, node: Node, layer: Layer, inputs: Tensors) -> str:
     return graph.add(name, *inputs)
 
@@ -200,6 +227,9 @@ OPERATORS: Mapping[type[Layer], AddOperators] = {
     Concatenate: _concatenate,
     ChannelSlice: _slice,
     ChannelShuffle: _shuffle,
+    Pad2d: _pad,
+    Resize2d: _resize,
+    Crop2d: _crop,
     Multiply: partial(_operator, "Mul"),
 }
 """Functions that add the operators of a layer to a graph, by the class of the layer."""

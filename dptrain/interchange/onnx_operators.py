@@ -22,7 +22,6 @@ from dptrain.interchange.onnx_channels import (
     read_scale,
     read_scale_and_shift,
     read_shuffle,
-    read_slice,
     read_split,
     read_transpose,
     require_channels,
@@ -30,7 +29,9 @@ from dptrain.interchange.onnx_channels import (
 from dptrain.interchange.onnx_functions import ending_operators, match_function, operators
 from dptrain.interchange.onnx_matching import Match, always, constants
 from dptrain.interchange.onnx_reading import ReadGraph, attributes, number
+from dptrain.interchange.onnx_resampling import read_pad, read_resize, read_slice
 from dptrain.interchange.onnx_shapes import FREE_BATCH
+from dptrain.network.activations import Affine
 from dptrain.network.combining import Add, Concatenate, GlobalAveragePool2d, Multiply
 from dptrain.network.layers import (
     AveragePool2d,
@@ -361,14 +362,18 @@ def _grouped(graph: ReadGraph, norm: onnx.NodeProto, x: str, names: list[str]) -
 
 
 def _layer_norm(graph: ReadGraph, node: onnx.NodeProto) -> Match:
-    """Match a normalisation of channels on the last axis."""
+    """Match a normalisation of channels on the last axis, or of vectors."""
     axis, is_last = attributes(node).get("axis", -1), graph.is_channels_last(node.input[0])
-    if not is_last or axis not in (-1, 3):
-        raise UserError(f"axis is {axis}; expected the channels of maps, on the last axis")
     arrays = constants(graph, list(node.input[1:]), ("weight", "bias"))
     arrays.setdefault("bias", np.zeros_like(arrays["weight"]))
     layer = LayerNorm(epsilon=_epsilon(node))
-    return Match((node.input[0],), always(layer), arrays, graph.source(node.input[1]))
+
+    def make(shape: Shape) -> tuple[Layer, ...]:
+        if axis not in (-1, 3 if is_last else 1) or (len(shape) == 3 and not is_last):
+            raise UserError(f"axis is {axis}; expected the channels of maps, on the last axis")
+        return (layer,)
+
+    return Match((node.input[0],), make, arrays, graph.source(node.input[1]))
 
 
 def _lrn(graph: ReadGraph, node: onnx.NodeProto) -> Match:
@@ -403,6 +408,42 @@ def _function(graph: ReadGraph, node: onnx.NodeProto) -> Match | None:
     return None if found is None else Match((found[1],), always(found[0]))
 
 
+def _affine(graph: ReadGraph, node: onnx.NodeProto) -> Match | None:
+    """Match operators that multiply by one number and add one, of which none is a parameter."""
+    scale, shift, x = 1.0, 0.0, node.output[0]
+    while True:
+        step = _affine_step(graph, x)
+        if step is None or (x != node.output[0] and graph.num_readers(x) != 1):
+            break
+        shift += scale * step[1]
+        scale, x = scale * step[0], step[2]
+    if x == node.output[0]:
+        return None
+    is_copy = (scale, shift) == (1.0, 0.0) and not graph.is_own
+    return Match((x,), always(*(() if is_copy else (Affine(number(scale), number(shift)),))))
+
+
+def _affine_step(graph: ReadGraph, tensor: str) -> tuple[float, float, str] | None:
+    """Return factor, summand and input of an operator with one number; None for another one."""
+    node = graph.node(tensor)
+    if node is None or node.op_type not in ("Add", "Sub", "Mul", "Div", "Neg"):
+        return None
+    if node.op_type == "Neg":
+        return -1.0, 0.0, node.input[0]
+    for x, name, is_second in ((*node.input, True), (*reversed(node.input), False)):
+        values = graph.constant(name)
+        if values is None or values.size != 1 or graph.constant(x) is not None:
+            continue
+        if graph.is_parameter(name):
+            raise UserError(f"its number '{name}' is a parameter; expected one for each channel")
+        c = float(values.reshape(-1)[0])
+        steps = {"Add": (1.0, c), "Mul": (c, 0.0), "Sub": (1.0, -c) if is_second else (-1.0, c)}
+        if node.op_type in steps:
+            return *steps[node.op_type], x
+        return (1.0 / c, 0.0, x) if is_second and c else None
+    return None
+
+
 def _sum(graph: ReadGraph, node: onnx.NodeProto) -> Match | None:
     inputs = tuple(node.input)
     if any(graph.constant(name) is not None for name in inputs):
@@ -426,12 +467,13 @@ def _concatenate(graph: ReadGraph, node: onnx.NodeProto) -> Match:
 Reader = Callable[[ReadGraph, onnx.NodeProto], "Match | None"]
 
 _LAYERS: Mapping[str, tuple[Reader, ...]] = {
-    "Add": (_matmul_and_bias, _group_norm, _function, read_scale_and_shift, _sum),
+    "Add": (_matmul_and_bias, _group_norm, _function, read_scale_and_shift, _affine, _sum),
     "AveragePool": (partial(_pool, AveragePool2d),),
     "BatchNormalization": (_batch_norm,),
     "Cast": (_cast,),
     "Concat": (_concatenate,),
     "Conv": (_conv,),
+    "Div": (_function, _affine),
     "Dropout": (_dropout,),
     "Flatten": (_flatten,),
     "Gemm": (_gemm,),
@@ -444,12 +486,16 @@ _LAYERS: Mapping[str, tuple[Reader, ...]] = {
     "LayerNormalization": (_layer_norm,),
     "MatMul": (_matmul,),
     "MaxPool": (partial(_pool, MaxPool2d),),
-    "Mul": (_function, _sum_pool, read_scale, _product),
+    "Mul": (_function, _sum_pool, read_scale, _affine, _product),
+    "Neg": (_function, _affine),
+    "Pad": (read_pad,),
     "ReduceMean": (_mean,),
     "Reshape": (read_shuffle, _reshape),
+    "Resize": (read_resize,),
     "Slice": (read_slice,),
     "Split": (read_split,),
     "Squeeze": (_squeeze,),
+    "Sub": (_function, _affine),
     "Sum": (_sum,),
     "Transpose": (read_transpose,),
 }
@@ -460,7 +506,7 @@ READERS = {**dict.fromkeys(sorted(ending_operators()), (_function,)), **_LAYERS}
 
 _ANY_LAYOUT = frozenset({
     *ending_operators(), "Cast", "Concat", "Dropout", "Flatten", "Identity", "LayerNormalization",
-    "MatMul", "ReduceMean", "Slice", "Split", "Sum", "Transpose",
+    "MatMul", "Pad", "ReduceMean", "Resize", "Slice", "Split", "Sum", "Transpose",
 })  # fmt: skip
 """Operators that are read with the channels on the last axis, too."""
 

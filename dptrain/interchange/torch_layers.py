@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 from dptrain.errors import UserError
 from dptrain.interchange.torch_functions import torch_code
-from dptrain.network.channels import ChannelShuffle, ChannelSlice
 from dptrain.network.combining import Add, Concatenate, GlobalAveragePool2d, Multiply
 from dptrain.network.elementwise import Activation
 from dptrain.network.layers import (
@@ -31,6 +30,7 @@ from dptrain.network.layers import (
 )
 from dptrain.network.network import Node
 from dptrain.network.normalization import BatchNorm2d, GroupNorm, LayerNorm
+from dptrain.network.rearranging import ChannelShuffle, ChannelSlice, Crop2d, Pad2d, Resize2d
 
 
 class Code(NamedTuple):
@@ -143,6 +143,8 @@ def _group_norm(node: Node, layer: GroupNorm) -> Code:
 def _layer_norm(node: Node, layer: LayerNorm) -> Code:
     settings = _changed(eps=(layer.epsilon, 1e-5))
     module = f"nn.LayerNorm({node.input_shape[0]}{settings})"
+    if len(node.input_shape) == 1:
+        return Code("{m}({0})", module)
     return Code("{m}({0}.movedim(1, -1)).movedim(-1, 1)", module)
 
 
@@ -174,6 +176,25 @@ def _slice(node: Node, layer: ChannelSlice) -> Code:
 def _shuffle(node: Node, layer: ChannelShuffle) -> Code:
     groups = f"{{0}}.unflatten(1, ({layer.groups}, {node.input_shape[0] // layer.groups}))"
     return Code(f"{groups}.transpose(1, 2).flatten(1, 2)")
+
+
+def _pad(node: Node, layer: Pad2d) -> Code:
+    top, bottom, left, right = layer.padding
+    mode = "" if layer.mode == "zeros" else f', mode="{layer.mode}"'
+    return Code(f"F.pad({{0}}, ({left}, {right}, {top}, {bottom}){mode})")
+
+
+def _resize(node: Node, layer: Resize2d) -> Code:
+    corners = ", align_corners=True" if layer.align_corners else ""
+    return Code(f'F.interpolate({{0}}, {layer.sizes}, mode="{layer.mode}"{corners})')
+
+
+def _crop(node: Node, layer: Crop2d) -> Code:
+    rows, columns = (
+        f"{first}:{stop}:{step}"
+        for first, stop, step in zip(layer.start, layer.stop, layer.step, strict=True)
+    )
+    return Code(f"{{0}}[:, :, {rows}, {columns}]")
 
 
 def _activation(node: Node, layer: Activation) -> Code:
@@ -208,6 +229,9 @@ CODE: Mapping[type[Layer], Callable[[Node, Any], Code]] = {
     Concatenate: _concatenate,
     ChannelSlice: _slice,
     ChannelShuffle: _shuffle,
+    Pad2d: _pad,
+    Resize2d: _resize,
+    Crop2d: _crop,
     Multiply: partial(_function, "{0} * {1}"),
 }
 """Functions that write the code of a layer, by the class of the layer."""

@@ -14,7 +14,6 @@ from dptrain.network.activations import (
     SiLU,
     Tanh,
 )
-from dptrain.network.channels import ChannelShuffle, ChannelSlice
 from dptrain.network.combining import Add, Concatenate, GlobalAveragePool2d, Multiply
 from dptrain.network.files import get_network, read_network, write_network
 from dptrain.network.functional import Input, Tensor, name_scope
@@ -46,6 +45,7 @@ from dptrain.network.losses import (
 )
 from dptrain.network.network import Network, Node, NodeSpec
 from dptrain.network.normalization import BatchNorm2d, GroupNorm, LayerNorm
+from dptrain.network.rearranging import ChannelShuffle, ChannelSlice, Crop2d, Pad2d, Resize2d
 
 __all__ = [
     "ACTIVATIONS",
@@ -60,6 +60,7 @@ __all__ = [
     "Concatenate",
     "Constant",
     "Conv2d",
+    "Crop2d",
     "Dense",
     "Dropout",
     "Flatten",
@@ -80,8 +81,10 @@ __all__ = [
     "Node",
     "NodeSpec",
     "Normal",
+    "Pad2d",
     "Parameter",
     "ReLU",
+    "Resize2d",
     "Shape",
     "SiLU",
     "Sigmoid",

@@ -235,6 +235,13 @@ class Layer(metaclass=NamedArguments):
             UserError: the layer does not accept an input of this shape.
         """
 
+    def check_vector(self, maps: Shape) -> None:
+        """Check the maps (C, H, W) that a vector comes from, (F, 1, 1) if it comes from none.
+
+        Raises:
+            UserError: the layer does not accept a vector of such maps.
+        """
+
     def parameters(self, input_shape: Shape) -> tuple[Parameter, ...]:
         """Return the trainable arrays, named without the layer's name."""
         return ()

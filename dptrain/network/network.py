@@ -361,6 +361,10 @@ class Network(metaclass=NamedArguments):
             except UserError as error:
                 raise UserError(f"{self.label}, layer {index + 1} ({name}): {error}") from None
             in_maps = self._common_maps(name, shape, [maps[i] for i in inputs])
+            try:
+                layer.check_vector(in_maps if len(shape) == 1 else (*shape[:1], 1, 1))
+            except UserError as error:
+                raise UserError(f"{self.label}, layer {index + 1} ({name}): {error}") from None
             parameters = layer.parameters(shape)
             statistics = tuple(replace(s, name=f"{name}.{s.name}") for s in layer.statistics(shape))
             keeps_elements = math.prod(out) == math.prod(shape) and not parameters

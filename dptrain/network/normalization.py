@@ -132,10 +132,21 @@ class GroupNorm(Normalization):
 
 @dataclass(frozen=True)
 class LayerNorm(Normalization):
-    """Normalisation of each pixel over its channels.
+    """Normalisation of each pixel over its channels, or of a vector over its elements.
+
+    A vector that is a flattened map has one pixel, or is refused.
 
     Source: Ba, Kiros and Hinton, "Layer normalization", 2016; over the channels of maps as in Liu
     et al., "A ConvNet for the 2020s", 2022.
     """
 
     kind: ClassVar[str] = "layernorm"
+
+    def output_shape(self, input_shape: Shape) -> Shape:
+        return input_shape if len(input_shape) == 1 else super().output_shape(input_shape)
+
+    def check_vector(self, maps: Shape) -> None:
+        if maps[1:] != (1, 1):
+            raise UserError(
+                f"layernorm has a vector of {maps[1]}×{maps[2]} pixels; put it before the flatten"
+            )

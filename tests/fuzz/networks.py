@@ -46,6 +46,7 @@ from dptrain.network import (
     ChannelSlice,
     Concatenate,
     Conv2d,
+    Crop2d,
     Dense,
     Dropout,
     Flatten,
@@ -61,7 +62,9 @@ from dptrain.network import (
     Multiply,
     Network,
     NodeSpec,
+    Pad2d,
     ReLU,
+    Resize2d,
     Shape,
     Sigmoid,
     SigmoidBinaryCrossEntropy,
@@ -249,6 +252,17 @@ class _Builder:
             ChannelShuffle(self.choose.choice((2, 3))),
         ))  # fmt: skip
 
+    def _resampling(self) -> Layer:
+        number, pick = self.choose.randint, self.choose.choice
+        pads = (number(0, 2), number(0, 2), number(0, 2), number(0, 2))
+        size, start = (number(1, 8), number(1, 8)), (number(0, 2), number(0, 2))
+        stop = (start[0] + number(1, 4), start[1] + number(1, 4))
+        return pick((
+            Pad2d(pads, pick(("zeros", "reflect", "replicate"))),
+            Resize2d(size), Resize2d(size, "bilinear", align_corners=pick((True, False))),
+            Crop2d(start, stop, (number(1, 2), number(1, 2))),
+        ))  # fmt: skip
+
     def _normalization(self) -> Layer:
         # Errors grow with 1 / standard deviation, so ε is large.
         return self.choose.choice((
@@ -268,7 +282,7 @@ class _Builder:
             (self._convolution(bias=False), norm, Add(), ReLU()), (norm, ReLU()),
             (self._normalization(),), (self._normalization(),), (self._activation(),),
             (self._activation(),), (self._pooling(),), (self._pooling(),),
-            (self._channels(),),
+            (self._channels(),), (self._resampling(),),
             (GlobalAveragePool2d(),) if self.choose.random() < 0.3 else (self._activation(),),
             (Flatten(), Dense(self.choose.choice(WIDTHS))) if self.choose.random() < 0.3
             else (self._convolution(),),

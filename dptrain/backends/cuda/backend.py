@@ -51,6 +51,7 @@ from dptrain.backends.cuda.pooling import (
     SumPoolOperation,
 )
 from dptrain.backends.cuda.replica import CudaReplica
+from dptrain.backends.cuda.resampling.resampling import ResamplingOperation
 from dptrain.backends.cuda.tuning import load_or_tune
 from dptrain.backends.flat_arrays import FlatArrays
 from dptrain.backends.folding import FOLDED, folded_needs, folds_batch_norm
@@ -66,7 +67,6 @@ from dptrain.backends.replica import (
 from dptrain.errors import UserError
 from dptrain.network.activations import ReLU
 from dptrain.network.biases import BiasAdd
-from dptrain.network.channels import ChannelShuffle, ChannelSlice
 from dptrain.network.combining import Add, Concatenate, GlobalAveragePool2d, Multiply
 from dptrain.network.elementwise import Activation
 from dptrain.network.layers import (
@@ -86,6 +86,7 @@ from dptrain.network.layers import (
 from dptrain.network.losses import ElementwiseLoss, Loss
 from dptrain.network.network import Network, Node
 from dptrain.network.normalization import BatchNorm2d, FrozenBatchNorm2d, GroupNorm, LayerNorm
+from dptrain.network.rearranging import ChannelShuffle, ChannelSlice, Crop2d, Pad2d, Resize2d
 from dptrain.plan.limits import DeviceLimits
 from dptrain.plan.lowering import (
     BufferSpec,
@@ -118,6 +119,9 @@ OPERATIONS: Mapping[type[Layer], type[Operation[Any]]] = {
     Add: AddOperation,
     Concatenate: ConcatenateOperation,
     Multiply: MultiplyOperation,
+    Pad2d: ResamplingOperation,
+    Resize2d: ResamplingOperation,
+    Crop2d: ResamplingOperation,
     ChannelSlice: ChannelSelectionOperation,
     ChannelShuffle: ChannelSelectionOperation,
     GlobalAveragePool2d: GlobalAveragePoolOperation,

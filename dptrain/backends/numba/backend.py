@@ -21,6 +21,7 @@ from dptrain.backends.numba import (
     graph_operations,
     losses,
     operations,
+    resampling,
     updates,
 )
 from dptrain.backends.numba.convolution import grouped_operation
@@ -51,7 +52,6 @@ from dptrain.native.compilation import compile_requested, progress
 from dptrain.native.threads import Launch, ThreadPool
 from dptrain.network.activations import ReLU
 from dptrain.network.biases import BiasAdd
-from dptrain.network.channels import ChannelShuffle, ChannelSlice
 from dptrain.network.combining import Add, Concatenate, GlobalAveragePool2d, Multiply
 from dptrain.network.elementwise import Activation
 from dptrain.network.layers import (
@@ -70,6 +70,7 @@ from dptrain.network.layers import (
 )
 from dptrain.network.network import Node
 from dptrain.network.normalization import BatchNorm2d, FrozenBatchNorm2d, GroupNorm, LayerNorm
+from dptrain.network.rearranging import ChannelShuffle, ChannelSlice, Crop2d, Pad2d, Resize2d
 from dptrain.plan.flat import ALIGNMENT
 from dptrain.plan.lowering import (
     Explanation,
@@ -103,6 +104,9 @@ OPERATIONS: Mapping[type[Layer], type[Operation[Any]]] = {
     Add: graph_operations.Addition,
     Concatenate: graph_operations.Concatenation,
     Multiply: graph_operations.Multiplication,
+    Pad2d: resampling.ResamplingOperation,
+    Resize2d: resampling.ResamplingOperation,
+    Crop2d: resampling.ResamplingOperation,
     ChannelSlice: graph_operations.ChannelSelection,
     ChannelShuffle: graph_operations.ChannelSelection,
     GlobalAveragePool2d: graph_operations.GlobalAverage,

@@ -34,8 +34,8 @@ from dptrain.backends.reference.pooling import (
     MaxPooling,
     SumPooling,
 )
+from dptrain.backends.reference.resampling import ResamplingOperation
 from dptrain.network.biases import BiasAdd
-from dptrain.network.channels import ChannelShuffle, ChannelSlice
 from dptrain.network.combining import Add, Concatenate, GlobalAveragePool2d, Multiply
 from dptrain.network.elementwise import Activation
 from dptrain.network.layers import (
@@ -51,6 +51,7 @@ from dptrain.network.layers import (
     entry_of,
 )
 from dptrain.network.normalization import BatchNorm2d, FrozenBatchNorm2d, GroupNorm, LayerNorm
+from dptrain.network.rearranging import ChannelShuffle, ChannelSlice, Crop2d, Pad2d, Resize2d
 
 OPERATIONS: Mapping[type[Layer], type[Operation[Any]]] = {
     Conv2d: Convolution,
@@ -71,6 +72,9 @@ OPERATIONS: Mapping[type[Layer], type[Operation[Any]]] = {
     Add: Addition,
     Concatenate: Concatenation,
     Multiply: Multiplication,
+    Pad2d: ResamplingOperation,
+    Resize2d: ResamplingOperation,
+    Crop2d: ResamplingOperation,
     ChannelSlice: ChannelSelection,
     ChannelShuffle: ChannelSelection,
 }

@@ -26,6 +26,7 @@ from dptrain.network import (
     ChannelShuffle,
     ChannelSlice,
     Conv2d,
+    Crop2d,
     Dense,
     Dropout,
     Flatten,
@@ -40,7 +41,9 @@ from dptrain.network import (
     MeanSquaredError,
     Multiply,
     Network,
+    Pad2d,
     ReLU,
+    Resize2d,
     Shape,
     Sigmoid,
     SigmoidBinaryCrossEntropy,
@@ -56,7 +59,7 @@ FEATURES: dict[type[Layer], str] = {
     layer: layer.kind
     for layer in (
         *ACTIVATIONS.values(), GlobalAveragePool2d, BatchNorm2d, GroupNorm, LayerNorm, Multiply,
-        ChannelSlice, ChannelShuffle,
+        ChannelSlice, ChannelShuffle, Pad2d, Resize2d, Crop2d,
     )
     if layer not in (ReLU, Sigmoid)
 }  # fmt: skip
@@ -319,7 +322,13 @@ def _normalizations() -> list[Case]:
         ("one pixel", (3, 11, 1, 1), LayerNorm()),
         ("64 channels", (2, 64, 3, 2), LayerNorm(epsilon=0.01)),
     ]
-    return [behind_maps(f"{layer.kind}: {name}", shape, [layer]) for name, shape, layer in table]
+    vectors = [("vector", (3, 13)), ("long vector", (2, 64))]
+    return [
+        behind_maps(f"{layer.kind}: {name}", shape, [layer]) for name, shape, layer in table
+    ] + [
+        behind_vector(f"layernorm: {name}", shape, [LayerNorm(epsilon=0.1)])
+        for name, shape in vectors
+    ]
 
 
 def _global_pooling() -> list[Case]:
@@ -341,6 +350,29 @@ def _channels() -> list[Case]:
         ("2 groups of 4", (2, 8, 3, 5), ChannelShuffle(2)),
         ("3 groups of 5", (1, 15, 2, 3), ChannelShuffle(3)),
         ("16 groups of 2", (2, 32, 2, 2), ChannelShuffle(16)),
+    ]
+    return [behind_maps(f"{layer.kind}: {name}", shape, [layer]) for name, shape, layer in table]
+
+
+def _resampling() -> list[Case]:
+    table: list[tuple[str, tuple[int, int, int, int], Layer]] = [
+        ("one pixel", (2, 3, 1, 1), Pad2d((1, 2, 0, 3))),
+        ("uneven", (2, 5, 3, 4), Pad2d((0, 1, 2, 0))),
+        ("nothing", (1, 8, 2, 3), Pad2d((0, 0, 0, 0))),
+        ("reflected", (2, 3, 4, 5), Pad2d((3, 1, 2, 4), "reflect")),
+        ("reflected, 8 channels", (1, 8, 3, 3), Pad2d((1, 1, 1, 1), "reflect")),
+        ("replicated", (2, 3, 2, 3), Pad2d((2, 3, 1, 0), "replicate")),
+        ("twice", (2, 3, 3, 4), Resize2d((6, 8))),
+        ("8 channels, smaller", (1, 8, 5, 7), Resize2d((3, 4))),
+        ("primes", (2, 2, 3, 5), Resize2d((7, 11))),
+        ("bilinear, twice", (2, 3, 3, 4), Resize2d((6, 8), "bilinear")),
+        ("bilinear, primes", (1, 4, 5, 3), Resize2d((7, 2), "bilinear")),
+        ("bilinear, corners", (2, 3, 3, 4), Resize2d((5, 7), "bilinear", align_corners=True)),
+        ("bilinear, from one pixel", (2, 3, 1, 1), Resize2d(3, "bilinear")),
+        ("bilinear, to one pixel", (2, 3, 4, 3), Resize2d(1, "bilinear", align_corners=True)),
+        ("inside", (2, 3, 5, 6), Crop2d((1, 0), (4, 5))),
+        ("every second", (1, 8, 5, 6), Crop2d((0, 1), (5, 6), (2, 2))),
+        ("one pixel", (2, 1, 3, 4), Crop2d((2, 3), (3, 4), (1, 3))),
     ]
     return [behind_maps(f"{layer.kind}: {name}", shape, [layer]) for name, shape, layer in table]
 
@@ -445,5 +477,5 @@ def _stacks() -> list[Case]:
 
 CASES = (
     *_convolutions(), *_poolings(), *_elementwise(), *_normalizations(), *_global_pooling(),
-    *_channels(), *_dense(), *_losses(), *_stacks(),
+    *_channels(), *_resampling(), *_dense(), *_losses(), *_stacks(),
 )  # fmt: skip

@@ -24,6 +24,7 @@ from dptrain.network import (
     ChannelSlice,
     Concatenate,
     Conv2d,
+    Crop2d,
     Dense,
     Dropout,
     Flatten,
@@ -35,6 +36,8 @@ from dptrain.network import (
     Multiply,
     Network,
     Node,
+    Pad2d,
+    Resize2d,
     SumPool2d,
     expressions,
 )
@@ -106,6 +109,16 @@ def _apply(
 ) -> Tensor:
     layer, x = node.layer, inputs[0]
     weight, bias = (weights.get(f"{node.name}.{part}") for part in ("weight", "bias"))
+    if isinstance(layer, Pad2d):
+        top, bottom, left, right = layer.padding
+        mode = "constant" if layer.mode == "zeros" else layer.mode
+        return functional.pad(x, (left, right, top, bottom), mode)
+    if isinstance(layer, Resize2d):
+        corners = layer.align_corners if layer.mode == "bilinear" else None
+        return functional.interpolate(x, layer.sizes, mode=layer.mode, align_corners=corners)
+    if isinstance(layer, Crop2d):
+        (top, left), (bottom, right), (down, across) = layer.start, layer.stop, layer.step
+        return x[:, :, top:bottom:down, left:right:across]
     if isinstance(layer, ChannelSlice):
         return x[:, layer.start : layer.stop]
     if isinstance(layer, ChannelShuffle):
@@ -352,7 +365,10 @@ def _normalization_majorant(
     """
     layer = node.layer
     assert isinstance(layer, BatchNorm2d | GroupNorm | LayerNorm)
-    weight, bias = (weights[f"{node.name}.{part}"].reshape(-1, 1, 1) for part in ("weight", "bias"))
+    axes = (1,) * (x.ndim - 2)
+    weight, bias = (
+        weights[f"{node.name}.{part}"].reshape(-1, *axes) for part in ("weight", "bias")
+    )
     if f"{node.name}.running_mean" in weights:
         mean, variance = (
             weights[f"{node.name}.running_{part}"].reshape(-1, 1, 1) for part in ("mean", "var")
@@ -400,6 +416,8 @@ def _longest_sum(node: Node, n: int) -> int:
         return math.prod(node.input_shape[1:])
     if isinstance(layer, Add):
         return layer.num_inputs
+    if isinstance(layer, Pad2d | Resize2d | Crop2d):
+        return 4 + math.prod(node.output_shape[1:]) // math.prod(node.input_shape[1:])
     if isinstance(layer, Multiply):
         return max(node.input_shape[0], math.prod(node.input_shape[1:]))
     return 2 * layer.radius + 1 if isinstance(layer, LocalResponseNorm) else 0

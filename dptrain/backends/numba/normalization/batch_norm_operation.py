@@ -44,7 +44,7 @@ class ChannelNormalization(Operation[N]):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self.channels, height, width = self.group.head.output_shape
+        self.channels, height, width = self.group.head.output_maps
         self.map_pixels = height * width
         self.parts = np.zeros((max(self.shards, 1), 1 + 2 * self.channels))
 

@@ -84,7 +84,7 @@ class LayerNormalization(GroupNormalization):
 
     @classmethod
     def _num_moments(cls, group: Group) -> int:
-        _, height, width = group.head.output_shape
+        _, height, width = group.head.output_maps
         return height * width
 
     def _forward(self) -> Launch:

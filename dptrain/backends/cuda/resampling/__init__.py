@@ -1,0 +1,1 @@
+"""Resampling of maps on the GPU."""
