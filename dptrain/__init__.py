@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from dptrain.network import Concatenate as Concatenate
     from dptrain.network import Constant as Constant
     from dptrain.network import Conv2d as Conv2d
+    from dptrain.network import Crop2d as Crop2d
     from dptrain.network import Dense as Dense
     from dptrain.network import Dilate2d as Dilate2d
     from dptrain.network import Dropout as Dropout
@@ -104,6 +105,7 @@ _NAMES = [
     "Concatenate",
     "Constant",
     "Conv2d",
+    "Crop2d",
     "Dense",
     "DivergedError",
     "Dilate2d",

@@ -44,9 +44,9 @@ from dptrain.network import (
 )
 from dptrain.network.elementwise import Activation
 from dptrain.network.expressions import CONSTANT, nodes, variable
+from dptrain.network.maps.resampling import Resampling, Taps
 from dptrain.network.network import INPUT
 from dptrain.network.normalization import Normalization
-from dptrain.network.resampling import Resampling, Taps
 
 Arrays = Mapping[str, Any]
 Forward = Callable[[Arrays, Any, Arrays], Any]

@@ -42,11 +42,11 @@ from dptrain.network import (
     SumPool2d,
     Tanh,
 )
-from dptrain.network.channels import ChannelLayer
 from dptrain.network.elementwise import Activation
+from dptrain.network.maps.channels import ChannelLayer
+from dptrain.network.maps.resampling import Resampling
 from dptrain.network.network import INPUT
 from dptrain.network.normalization import Normalization
-from dptrain.network.resampling import Resampling
 
 LossFunction = Callable[[Tensor, Tensor], Tensor]
 

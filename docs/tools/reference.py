@@ -41,7 +41,7 @@ GROUPS_OF_NAMES = {
                  "network.get_network", "network.__init__"),
     "Layers": ("network.layers", "network.activations", "network.own_functions",
                "network.normalization", "network.combining",
-               "network.channels", "network.resampling"),
+               "network.maps.channels", "network.maps.resampling"),
     "Losses": ("network.losses",),
     "Initial values": ("network.initializers",),
 }  # fmt: skip

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from dptrain.network.maps.resampling import Resampling, Taps, transposed
 from dptrain.network.network import Node
-from dptrain.network.resampling import Resampling, Taps, transposed
 
 
 class AxisTaps(NamedTuple):

@@ -16,8 +16,8 @@ from dptrain.errors import UserError
 from dptrain.interchange.onnx_matching import Arrays, Match, always, constants
 from dptrain.interchange.onnx_reading import PART, TO_FIRST, TO_LAST, ReadGraph, attributes
 from dptrain.interchange.onnx_shapes import FREE_BATCH
-from dptrain.network.channels import ChannelShuffle, ChannelSlice
 from dptrain.network.layers import Conv2d, Layer, Shape
+from dptrain.network.maps.channels import ChannelShuffle, ChannelSlice
 
 
 def read_transpose(graph: ReadGraph, node: onnx.NodeProto) -> Match | None:
@@ -60,30 +60,6 @@ def _slice(shape: Shape, start: int, stop: int) -> tuple[Layer, ...]:
     """Return the layer that selects channels, or none if it selects all."""
     stop = min(stop, shape[0])
     return () if (start, stop) == (0, shape[0]) else (ChannelSlice(start, stop),)
-
-
-def read_slice(graph: ReadGraph, node: onnx.NodeProto) -> Match:
-    """Match consecutive channels."""
-    values, x = attributes(node), node.input[0]
-    given = dict(values)
-    for part, name in zip(("starts", "ends", "axes", "steps"), node.input[1:], strict=False):
-        found = graph.constant(name) if name else None
-        if found is not None:
-            given[part] = [int(value) for value in found.reshape(-1)]
-    if "starts" not in given or "ends" not in given:
-        raise UserError("its bounds are computed; expected constants")
-    starts, ends = given["starts"], given["ends"]
-    axes, steps = given.get("axes", range(len(starts))), given.get("steps", [1] * len(starts))
-    if len(axes) != 1 or steps[0] != 1:
-        raise UserError(f"it has the axes {list(axes)} and steps {list(steps)}; expected one axis "
-                        "and the step 1")  # fmt: skip
-    require_channels(graph, x, axes[0])
-
-    def make(shape: Shape) -> tuple[Layer, ...]:
-        start, stop, _ = slice(starts[0], ends[0]).indices(shape[0])
-        return _slice(shape, start, stop)
-
-    return Match((x,), make)
 
 
 def read_shuffle(graph: ReadGraph, node: onnx.NodeProto) -> Match | None:

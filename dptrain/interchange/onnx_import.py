@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +25,7 @@ from dptrain.interchange.onnx_matching import Match
 from dptrain.interchange.onnx_operators import LAYER_OPERATORS, match, sigmoid_argument
 from dptrain.interchange.onnx_reading import ReadGraph, attributes, describe, read_graph
 from dptrain.interchange.own_functions import known_loss
-from dptrain.network.layers import Layer, Parameter, Shape, Statistic
+from dptrain.network.layers import Flatten, Layer, Parameter, Shape, Statistic
 from dptrain.network.losses import (
     Loss,
     MeanSquaredError,
@@ -40,6 +40,7 @@ from dptrain.network.network import (
     NodeSpec,
     check_layer_count,
 )
+from dptrain.network.normalization import BatchNorm2d, GroupNorm
 
 
 @dataclass(frozen=True)
@@ -203,6 +204,8 @@ def _specs(
     """Return the nodes of the network and its arrays."""
     names = _Names(graph, matches)
     tensors, shapes = {first: INPUT}, {INPUT: shape}
+    # Maps of one pixel by the vectors that they become.
+    pixels: dict[str, str] = {}
     specs: list[NodeSpec] = []
     arrays: dict[str, NDArray[np.float32]] = {}
     for tensor, (node, found) in matches.items():
@@ -210,17 +213,29 @@ def _specs(
         with _naming(node):
             last = inputs[0]
             layers = found.make(shapes[last])
-            owner = len(layers) - 1 if found.arrays else 0
+            if layers and last in pixels and isinstance(layers[0], BatchNorm2d | GroupNorm):
+                # These layers normalise maps, so the vector follows after them.
+                inputs, layers = (pixels[last],), (layers[0], Flatten())
+            owner = _owner(layers, found)
             for number, layer in enumerate(layers):
                 read = inputs if not number else (last,)
                 combined = layer.combine_shapes(tuple(shapes[name] for name in read))
                 last = names.of(tensor, layer, is_owner=number == owner)
                 shapes[last] = layer.output_shape(combined)
                 specs.append(NodeSpec(layer, last, read))
+                if isinstance(layer, Flatten) and combined[1:] == (1, 1):
+                    pixels[last] = read[0]
                 if number == owner:
                     arrays |= _arrays(layer, combined, last, found)
         tensors[tensor] = last
-    return specs, arrays
+    read_names = {name for spec in specs for name in spec.inputs or ()}
+    return [spec for spec in specs if spec.name in read_names or spec is specs[-1]], arrays
+
+
+def _owner(layers: Sequence[Layer], found: Match) -> int:
+    """Return which layer of a match has its name and arrays: with arrays, the last of maps."""
+    of_maps = [i for i, layer in enumerate(layers) if not isinstance(layer, Flatten)]
+    return of_maps[-1] if found.arrays and of_maps else 0
 
 
 def _arrays(

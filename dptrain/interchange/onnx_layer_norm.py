@@ -70,9 +70,9 @@ def read_layer_norm_of_operators(graph: ReadGraph, node: onnx.NodeProto) -> Matc
 
 def _standardised(graph: ReadGraph, quotient: onnx.NodeProto) -> tuple[str, int, float] | None:
     """Return x, the axis and epsilon of (x − mean) / sqrt(variance + epsilon)."""
-    centred, root = graph.node(quotient.input[0], "Sub"), graph.node(quotient.input[1], "Sqrt")
-    mean = None if centred is None else graph.node(centred.input[1], "ReduceMean")
-    if centred is None or root is None or mean is None or mean.input[0] != centred.input[0]:
+    centred, root = _difference(graph, quotient.input[0]), graph.node(quotient.input[1], "Sqrt")
+    mean = None if centred is None else graph.node(centred[1], "ReduceMean")
+    if centred is None or root is None or mean is None or mean.input[0] != centred[0]:
         return None
     for variance, constant in _orders(graph.node(root.input[0], "Add")):
         square_mean, epsilon = graph.node(variance, "ReduceMean"), graph.constant(constant)
@@ -80,10 +80,18 @@ def _standardised(graph: ReadGraph, quotient: onnx.NodeProto) -> tuple[str, int,
         if square_mean is None or power is None or epsilon is None or epsilon.size != 1:
             continue
         axes = axes_of(graph, mean)
-        distance = graph.node(power.input[0], "Sub")
-        is_same = distance is not None and list(distance.input) == list(centred.input)
+        is_same = _difference(graph, power.input[0]) == centred
         if is_same and _is_square(graph, power) and axes == axes_of(graph, square_mean):
             return (mean.input[0], axes[0], number(epsilon.item())) if len(axes) == 1 else None
+    return None
+
+
+def _difference(graph: ReadGraph, tensor: str) -> tuple[str, str] | None:
+    """Return the tensors of which another one is the difference: a sum with a negative one."""
+    for x, name in _orders(graph.node(tensor, "Add")):
+        negative = graph.node(name, "Neg")
+        if negative is not None:
+            return x, negative.input[0]
     return None
 
 

@@ -18,7 +18,6 @@ from dptrain.errors import UserError
 from dptrain.interchange.onnx_functions import add_function
 from dptrain.interchange.onnx_graph import OPSET, OnnxGraph
 from dptrain.interchange.onnx_resampling import PAD_MODES
-from dptrain.network.channels import ChannelShuffle, ChannelSlice
 from dptrain.network.combining import (
     Add,
     Concatenate,
@@ -41,9 +40,10 @@ from dptrain.network.layers import (
     SumPool2d,
     entry_of,
 )
+from dptrain.network.maps.channels import ChannelShuffle, ChannelSlice
+from dptrain.network.maps.resampling import Crop2d, Dilate2d, Pad2d, Resize2d
 from dptrain.network.network import Node
 from dptrain.network.normalization import BatchNorm2d, GroupNorm, LayerNorm
-from dptrain.network.resampling import Dilate2d, Pad2d, Resize2d
 
 Tensors = list[str]
 """Names of the tensors that a layer reads."""
@@ -194,6 +194,12 @@ def _pad(graph: OnnxGraph, node: Node, layer: Pad2d, inputs: Tensors) -> str:
     return graph.add("Pad", inputs[0], pads, mode=PAD_MODES[layer.mode])
 
 
+def _crop(graph: OnnxGraph, node: Node, layer: Crop2d, inputs: Tensors) -> str:
+    parts = {"start": layer.start, "stop": layer.stop, "axes": (2, 3), "step": layer.step}
+    bounds = [graph.constant(name, list(values), "int64") for name, values in parts.items()]
+    return graph.add("Slice", inputs[0], *bounds)
+
+
 def _dilate(graph: OnnxGraph, node: Node, layer: Dilate2d, inputs: Tensors) -> str:
     channels = node.input_shape[0]
     ones = graph.constant("ones", np.ones((channels, 1, 1, 1)))
@@ -238,8 +244,6 @@ OPERATORS: Mapping[type[Layer], AddOperators] = {
     Activation: _activation,
     Dropout: _dropout,
     StochasticDepth: _input,
-    Pad2d: _pad,
-    Resize2d: _resize,
     Dilate2d: _dilate,
     BatchNorm2d: _batch_norm,
     GroupNorm: _group_norm,
@@ -249,6 +253,9 @@ OPERATORS: Mapping[type[Layer], AddOperators] = {
     Concatenate: _concatenate,
     ChannelSlice: _slice,
     ChannelShuffle: _shuffle,
+    Pad2d: _pad,
+    Resize2d: _resize,
+    Crop2d: _crop,
     Multiply: partial(_operator, "Mul"),
 }
 """Functions that add the operators of a layer to a graph, by the class of the layer."""

@@ -23,7 +23,6 @@ from dptrain.interchange.onnx_channels import (
     read_scale,
     read_scale_and_shift,
     read_shuffle,
-    read_slice,
     read_split,
     read_transpose,
     require_channels,
@@ -36,8 +35,14 @@ from dptrain.interchange.onnx_layer_norm import (
 )
 from dptrain.interchange.onnx_matching import Match, always, axes_of, constants, epsilon_of
 from dptrain.interchange.onnx_reading import ReadGraph, attributes, number
-from dptrain.interchange.onnx_resampling import read_pad, read_resize, read_transposed_convolution
+from dptrain.interchange.onnx_resampling import (
+    read_pad,
+    read_resize,
+    read_slice,
+    read_transposed_convolution,
+)
 from dptrain.interchange.onnx_shapes import FREE_BATCH
+from dptrain.network.activations import Affine
 from dptrain.network.combining import (
     Add,
     Concatenate,
@@ -401,6 +406,42 @@ def _function(graph: ReadGraph, node: onnx.NodeProto) -> Match | None:
     return None if found is None else Match((found[1],), always(found[0]))
 
 
+def _affine(graph: ReadGraph, node: onnx.NodeProto) -> Match | None:
+    """Match operators that multiply by one number and add one, of which none is a parameter."""
+    scale, shift, x = 1.0, 0.0, node.output[0]
+    while True:
+        step = _affine_step(graph, x)
+        if step is None or (x != node.output[0] and graph.num_readers(x) != 1):
+            break
+        shift += scale * step[1]
+        scale, x = scale * step[0], step[2]
+    if x == node.output[0]:
+        return None
+    is_copy = (scale, shift) == (1.0, 0.0) and not graph.is_own
+    return Match((x,), always(*(() if is_copy else (Affine(number(scale), number(shift)),))))
+
+
+def _affine_step(graph: ReadGraph, tensor: str) -> tuple[float, float, str] | None:
+    """Return factor, summand and input of an operator with one number; None for another one."""
+    node = graph.node(tensor)
+    if node is None or node.op_type not in ("Add", "Sub", "Mul", "Div", "Neg"):
+        return None
+    if node.op_type == "Neg":
+        return -1.0, 0.0, node.input[0]
+    for x, name, is_second in ((*node.input, True), (*reversed(node.input), False)):
+        values = graph.constant(name)
+        if values is None or values.size != 1 or graph.constant(x) is not None:
+            continue
+        if graph.is_parameter(name):
+            raise UserError(f"its number '{name}' is a parameter; expected one for each channel")
+        c = float(values.reshape(-1)[0])
+        steps = {"Add": (1.0, c), "Mul": (c, 0.0), "Sub": (1.0, -c) if is_second else (-1.0, c)}
+        if node.op_type in steps:
+            return *steps[node.op_type], x
+        return (1.0 / c, 0.0, x) if is_second and c else None
+    return None
+
+
 def _sum(graph: ReadGraph, node: onnx.NodeProto) -> Match | None:
     inputs = tuple(node.input)
     if any(graph.constant(name) is not None for name in inputs):
@@ -430,6 +471,7 @@ _LAYERS: Mapping[str, tuple[Reader, ...]] = {
         read_layer_norm_of_operators,
         _function,
         read_scale_and_shift,
+        _affine,
         _sum,
     ),
     "AveragePool": (partial(_pool, AveragePool2d),),
@@ -438,6 +480,7 @@ _LAYERS: Mapping[str, tuple[Reader, ...]] = {
     "Concat": (_concatenate,),
     "Conv": (_conv,),
     "ConvTranspose": (read_transposed_convolution,),
+    "Div": (_function, _affine),
     "Dropout": (_dropout,),
     "Flatten": (_flatten,),
     "Gemm": (_gemm,),
@@ -450,15 +493,17 @@ _LAYERS: Mapping[str, tuple[Reader, ...]] = {
     "LayerNormalization": (read_layer_norm,),
     "MatMul": (_matmul,),
     "MaxPool": (partial(_pool, MaxPool2d),),
-    "Mul": (_function, _sum_pool, read_scale, _product),
+    "Mul": (_function, _sum_pool, read_scale, _affine, _product),
+    "Neg": (_function, _affine),
     "Pad": (read_pad,),
     "ReduceMax": (partial(_reduction, GlobalMaxPool2d),),
     "ReduceMean": (partial(_reduction, GlobalAveragePool2d),),
-    "Resize": (read_resize,),
     "Reshape": (read_shuffle, _reshape),
+    "Resize": (read_resize,),
     "Slice": (read_slice,),
     "Split": (read_split,),
     "Squeeze": (_squeeze,),
+    "Sub": (_function, _affine),
     "Sum": (_sum,),
     "Transpose": (read_transposed_layer_norm, read_transpose),
 }
@@ -469,7 +514,7 @@ READERS = {**dict.fromkeys(sorted(ending_operators()), (_function,)), **_LAYERS}
 
 _ANY_LAYOUT = frozenset({
     *ending_operators(), "Cast", "Concat", "Dropout", "Flatten", "Identity", "LayerNormalization",
-    "MatMul", "ReduceMax", "ReduceMean", "Slice", "Split", "Sum", "Transpose",
+    "MatMul", "Pad", "ReduceMax", "ReduceMean", "Resize", "Slice", "Split", "Sum", "Transpose",
 })  # fmt: skip
 """Operators that are read with the channels on the last axis, too."""
 

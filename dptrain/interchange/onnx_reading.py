@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -52,12 +53,23 @@ class ReadGraph:
                 continue
             # Further outputs, such as the mask of a dropout, are no outputs of layers.
             self._nodes.update((output, node) for output in node.output[:1])
+        self._nodes = dict(self._without_differences())
         self._positions = {tensor: index for index, tensor in enumerate(self._nodes)}
-        self._readers = Counter(name for node in graph.node for name in node.input)
+        self._readers = Counter(name for node in self._nodes.values() for name in node.input)
         self.outputs = [value.name for value in graph.output]
         self.inputs = {
             value.name: _sizes(value) for value in graph.input if value.name not in self._constants
         }
+
+    def _without_differences(self) -> Iterator[tuple[str, onnx.NodeProto]]:
+        """Yield the nodes by tensor; a difference of two tensors is a sum with a negative one."""
+        for tensor, node in self._nodes.items():
+            if node.op_type != "Sub" or any(self.constant(name) is not None for name in node.input):
+                yield tensor, node
+                continue
+            negative = f"{tensor}:negative"
+            yield negative, helper.make_node("Neg", [node.input[1]], [negative], node.name)
+            yield tensor, helper.make_node("Add", [node.input[0], negative], [tensor], node.name)
 
     def node(self, tensor: str, operator: str | None = None) -> onnx.NodeProto | None:
         """Return the node that computes a tensor; None if none does, or if it is another one."""
@@ -116,6 +128,14 @@ class ReadGraph:
             if found is not None:
                 return np.expand_dims(values, tuple(int(axis) for axis in found.reshape(-1)))
         return values
+
+    def is_parameter(self, tensor: str) -> bool:
+        """Return whether a constant is a parameter of a module: exporters keep their names.
+
+        Names of other constants have no dots between words, such as ``onnx::Mul_7`` or ``val_3``.
+        """
+        source = self.source(tensor)
+        return source in self._constants and re.fullmatch(r"\w+(\.\w+)+", source) is not None
 
     def source(self, tensor: str) -> str:
         """Return the name of the constant that a tensor is, with other axes possibly."""

@@ -1,4 +1,4 @@
-"""Padding, resizing and transposed convolutions that ONNX operators are."""
+"""Padding, resizing, slices and transposed convolutions that ONNX operators are."""
 
 from __future__ import annotations
 
@@ -12,7 +12,14 @@ from dptrain.errors import UserError
 from dptrain.interchange.onnx_matching import Match, always, constants
 from dptrain.interchange.onnx_reading import ReadGraph, attributes, number
 from dptrain.network.layers import Layer, Shape
-from dptrain.network.resampling import Dilate2d, Pad2d, Resize2d, transposed_convolution
+from dptrain.network.maps.channels import ChannelSlice
+from dptrain.network.maps.resampling import (
+    Crop2d,
+    Dilate2d,
+    Pad2d,
+    Resize2d,
+    transposed_convolution,
+)
 
 PAD_MODES = {"zeros": "constant", "reflect": "reflect", "replicate": "edge"}
 """Modes of ONNX by those of `Pad2d`."""
@@ -161,3 +168,49 @@ def _check_positions(values: dict[str, Any], layer: Resize2d, shape: Shape) -> N
             f"its positions are {positions} with {rounding}; expected asymmetric with floor, or "
             "sizes that are multiples"
         )
+
+
+def _settings(graph: ReadGraph, node: onnx.NodeProto, parts: Sequence[str]) -> dict[str, Any]:
+    """Return attributes, and constant inputs after the first as lists; older files have no inputs.
+
+    Raises:
+        UserError: an input is computed from numbers other than shapes.
+    """
+    found = attributes(node)
+    for part, name in zip(parts, node.input[1:], strict=False):
+        values = graph.constant(name) if name else None
+        if name and values is None:
+            raise UserError(f"its {part} are computed; expected constants")
+        if values is not None and values.size:
+            found[part] = values.reshape(-1).tolist()
+    return found
+
+
+def read_slice(graph: ReadGraph, node: onnx.NodeProto) -> Match:
+    """Match consecutive channels, and rows and columns with any step."""
+    x, values = node.input[0], _settings(graph, node, ("starts", "ends", "axes", "steps"))
+    starts, ends = values["starts"], values["ends"]
+    axes = [graph.axis(x, int(axis)) for axis in values.get("axes", range(len(starts)))]
+    steps = values.get("steps", [1] * len(starts))
+    parts = {
+        axis: slice(*map(int, bounds))
+        for axis, *bounds in zip(axes, starts, ends, steps, strict=True)
+    }
+    if min(steps) < 1 or (1 in parts and parts[1].step != 1) or 0 in parts:
+        raise UserError(
+            f"it has the axes {axes} and steps {list(steps)}; expected consecutive channels, and "
+            "rows and columns with steps from 1"
+        )
+
+    def make(shape: Shape) -> tuple[Layer, ...]:
+        bounds = [parts.get(axis, slice(None)).indices(size) for axis, size in enumerate(shape, 1)]
+        (first, after, _), *pixels = bounds
+        layers = list[Layer]()
+        if after - first < shape[0]:
+            layers.append(ChannelSlice(first, after))
+        if pixels != [(0, size, 1) for size in shape[1:]]:
+            start, stop, step = zip(*pixels, strict=True)
+            layers.append(Crop2d(start, stop, step))
+        return tuple(layers)
+
+    return Match((x,), make)

@@ -1,4 +1,4 @@
-"""Numbers that an ONNX graph computes from shapes and constants, such as the sizes of a reshape.
+"""Numbers that an ONNX graph computes from shapes of its tensors, such as the sizes of a reshape.
 
 They are known before data is, because only the number of samples is free. The shape of each tensor
 follows from its operator, one after another.
@@ -18,6 +18,9 @@ Values = dict[str, NDArray[Any]]
 FREE_BATCH = 1_000_003
 """Stands for the number of samples if it is free: a prime, which is no size of a map."""
 
+STARTS = ("Shape", "ConstantOfShape")
+"""Operators whose output is known, from which others are computed."""
+
 MOST_ELEMENTS = 1024
 """Most elements of a constant from which shapes are computed."""
 
@@ -27,7 +30,7 @@ def values_of_shapes(model: onnx.ModelProto) -> Values:
 
     Operators whose shapes ONNX does not infer end the search along their outputs.
     """
-    if all(node.op_type not in ("Shape", "ConstantOfShape") for node in model.graph.node):
+    if all(node.op_type not in STARTS for node in model.graph.node):
         return {}
     search = _Search(model)
     for node in model.graph.node:
@@ -79,10 +82,15 @@ class _Search:
         inputs = [name for name in node.input if name]
         if node.op_type == "Shape":
             self._set(node.output[0], self._shape(inputs[0]))
-        elif inputs and all(name in self._known for name in inputs):
+        elif self._is_known(node, inputs):
             self._evaluate(node)
         else:
             self._infer(node)
+
+    def _is_known(self, node: onnx.NodeProto, inputs: list[str]) -> bool:
+        """Return whether a node computes with shapes, and with constants alone."""
+        is_of_shapes = node.op_type in STARTS or any(name in self.found for name in inputs)
+        return is_of_shapes and all(name in self._known for name in inputs)
 
     def _set(self, name: str, value: NDArray[Any]) -> None:
         self.found[name] = self._known[name] = value

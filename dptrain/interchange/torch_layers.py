@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 from dptrain.errors import UserError
 from dptrain.interchange.torch_functions import torch_code
-from dptrain.network.channels import ChannelShuffle, ChannelSlice
 from dptrain.network.combining import (
     Add,
     Concatenate,
@@ -36,9 +35,10 @@ from dptrain.network.layers import (
     SumPool2d,
     entry_of,
 )
+from dptrain.network.maps.channels import ChannelShuffle, ChannelSlice
+from dptrain.network.maps.resampling import Crop2d, Dilate2d, Pad2d, Resize2d
 from dptrain.network.network import Node
 from dptrain.network.normalization import BatchNorm2d, GroupNorm, LayerNorm
-from dptrain.network.resampling import Dilate2d, Pad2d, Resize2d
 
 
 class Code(NamedTuple):
@@ -191,6 +191,14 @@ def _pad(node: Node, layer: Pad2d) -> Code:
     return Code(f"F.pad({{0}}, ({left}, {right}, {top}, {bottom}){mode})")
 
 
+def _crop(node: Node, layer: Crop2d) -> Code:
+    rows, columns = (
+        f"{first}:{stop}:{step}"
+        for first, stop, step in zip(layer.start, layer.stop, layer.step, strict=True)
+    )
+    return Code(f"{{0}}[:, :, {rows}, {columns}]")
+
+
 def _dilate(node: Node, layer: Dilate2d) -> Code:
     channels = node.input_shape[0]
     ones = f"{{0}}.new_ones({channels}, 1, 1, 1)"
@@ -230,8 +238,6 @@ CODE: Mapping[type[Layer], Callable[[Node, Any], Code]] = {
     Activation: _activation,
     Dropout: _dropout,
     StochasticDepth: partial(_function, "{0}"),
-    Pad2d: _pad,
-    Resize2d: _resize,
     Dilate2d: _dilate,
     BatchNorm2d: _batch_norm,
     GroupNorm: _group_norm,
@@ -241,6 +247,9 @@ CODE: Mapping[type[Layer], Callable[[Node, Any], Code]] = {
     Concatenate: _concatenate,
     ChannelSlice: _slice,
     ChannelShuffle: _shuffle,
+    Pad2d: _pad,
+    Resize2d: _resize,
+    Crop2d: _crop,
     Multiply: partial(_function, "{0} * {1}"),
 }
 """Functions that write the code of a layer, by the class of the layer."""

@@ -14,7 +14,6 @@ from dptrain.network.activations import (
     SiLU,
     Tanh,
 )
-from dptrain.network.channels import ChannelShuffle, ChannelSlice
 from dptrain.network.combining import (
     Add,
     Concatenate,
@@ -51,9 +50,16 @@ from dptrain.network.losses import (
     SoftmaxCrossEntropy,
     SoftmaxSquaredError,
 )
+from dptrain.network.maps.channels import ChannelShuffle, ChannelSlice
+from dptrain.network.maps.resampling import (
+    Crop2d,
+    Dilate2d,
+    Pad2d,
+    Resize2d,
+    transposed_convolution,
+)
 from dptrain.network.network import Network, Node, NodeSpec
 from dptrain.network.normalization import BatchNorm2d, GroupNorm, LayerNorm
-from dptrain.network.resampling import Dilate2d, Pad2d, Resize2d, transposed_convolution
 
 __all__ = [
     "ACTIVATIONS",
@@ -68,6 +74,7 @@ __all__ = [
     "Concatenate",
     "Constant",
     "Conv2d",
+    "Crop2d",
     "Dense",
     "Dilate2d",
     "Dropout",

@@ -7,6 +7,7 @@ import, tests and documentation follow from it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
@@ -145,6 +146,28 @@ class HardSwish(Activation):
 
     kind: ClassVar[str] = "hardswish"
     function = Function("x * clip(x + 3, 0, 6) / 6", "", "HardSwish", "F.hardswish({0})")
+
+
+@dataclass(frozen=True)
+class Affine(Activation):
+    """scale · x + shift, with numbers that are not trained.
+
+    Attributes:
+        scale: factor of all elements.
+        shift: summand of all elements.
+    """
+
+    kind: ClassVar[str] = "affine"
+    function = Function("scale * x + shift", "scale", "", "{scale} * {0} + {shift}")
+
+    scale: float = 1.0
+    shift: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, value in (("scale", self.scale), ("shift", self.shift)):
+            if not math.isfinite(value):
+                raise UserError(f"affine {name} is {value}; expected a finite number")
 
 
 @dataclass(frozen=True)

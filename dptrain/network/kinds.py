@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dptrain.network.activations import ACTIVATIONS
-from dptrain.network.channels import ChannelShuffle, ChannelSlice
 from dptrain.network.combining import (
     Add,
     Concatenate,
@@ -23,14 +22,15 @@ from dptrain.network.layers import (
     StochasticDepth,
     SumPool2d,
 )
+from dptrain.network.maps.channels import ChannelShuffle, ChannelSlice
+from dptrain.network.maps.resampling import Crop2d, Dilate2d, Pad2d, Resize2d
 from dptrain.network.normalization import BatchNorm2d, GroupNorm, LayerNorm
-from dptrain.network.resampling import Dilate2d, Pad2d, Resize2d
 
 _CLASSES: tuple[type[Layer], ...] = (
     Conv2d, MaxPool2d, AveragePool2d, SumPool2d, GlobalAveragePool2d, GlobalMaxPool2d, Flatten,
     Dense, *ACTIVATIONS.values(), Dropout, StochasticDepth,
     BatchNorm2d, GroupNorm, LayerNorm, LocalResponseNorm, Add, Concatenate, Multiply,
-    Pad2d, Resize2d, Dilate2d,
+    Pad2d, Resize2d, Crop2d, Dilate2d,
     ChannelSlice, ChannelShuffle,
 )  # fmt: skip
 

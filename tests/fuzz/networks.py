@@ -46,6 +46,7 @@ from dptrain.network import (
     ChannelSlice,
     Concatenate,
     Conv2d,
+    Crop2d,
     Dense,
     Dilate2d,
     Dropout,
@@ -260,6 +261,9 @@ class _Builder:
         pick, sides = self.choose.choice, (1, (0, 1, 2, 0), (1, 1, 0, 1))
         if self.choose.random() < 0.2:
             return Dilate2d(pick((2, (1, 2))))
+        if self.choose.random() < 0.3:
+            start, step = pick(((0, 0), (1, 0), (0, 2))), pick(((1, 1), (2, 1), (2, 2)))
+            return Crop2d(start, (start[0] + pick((1, 3)), start[1] + pick((1, 2, 3))), step)
         if pick((True, False)):
             return Pad2d(pick(sides), mode=pick(("zeros", "reflect", "replicate")))
         size, mode = pick((3, 5, (4, 6), (7, 2))), pick(("nearest", "bilinear"))

@@ -68,7 +68,6 @@ from dptrain.backends.replica import (
 from dptrain.errors import UserError
 from dptrain.network.activations import ReLU
 from dptrain.network.biases import BiasAdd
-from dptrain.network.channels import ChannelShuffle, ChannelSlice
 from dptrain.network.combining import (
     Add,
     Concatenate,
@@ -93,9 +92,10 @@ from dptrain.network.layers import (
     entry_of,
 )
 from dptrain.network.losses import ElementwiseLoss, Loss
+from dptrain.network.maps.channels import ChannelShuffle, ChannelSlice
+from dptrain.network.maps.resampling import Resampling
 from dptrain.network.network import Network, Node
 from dptrain.network.normalization import BatchNorm2d, FrozenBatchNorm2d, GroupNorm, LayerNorm
-from dptrain.network.resampling import Resampling
 from dptrain.plan.limits import DeviceLimits
 from dptrain.plan.lowering import (
     BufferSpec,

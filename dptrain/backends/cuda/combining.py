@@ -16,8 +16,8 @@ from dptrain.backends.cuda.replica import CudaReplica
 from dptrain.backends.products import OTHER, product_needs
 from dptrain.backends.replica import Context, GradientAddition, Kernel
 from dptrain.network.activations import ReLU
-from dptrain.network.channels import ChannelLayer, Selection
 from dptrain.network.combining import Add, Concatenate, GlobalPool2d, Multiply
+from dptrain.network.maps.channels import ChannelLayer, Selection
 from dptrain.plan.lowering import Access, BufferSpec, Group, GroupNeeds, Phase, Setting, input_name
 
 

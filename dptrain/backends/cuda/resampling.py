@@ -10,7 +10,7 @@ from dptrain.backends.axis_taps import axis_taps
 from dptrain.backends.cuda.device.launching import launch
 from dptrain.backends.cuda.operation import SingleLayerOperation
 from dptrain.backends.replica import Context, Kernel
-from dptrain.network.resampling import Resampling
+from dptrain.network.maps.resampling import Resampling
 
 
 class ResamplingOperation(SingleLayerOperation[Resampling]):

@@ -51,7 +51,6 @@ from dptrain.native.compilation import compile_requested, progress
 from dptrain.native.threads import Launch, ThreadPool
 from dptrain.network.activations import ReLU
 from dptrain.network.biases import BiasAdd
-from dptrain.network.channels import ChannelShuffle, ChannelSlice
 from dptrain.network.combining import (
     Add,
     Concatenate,
@@ -75,9 +74,10 @@ from dptrain.network.layers import (
     SumPool2d,
     entry_of,
 )
+from dptrain.network.maps.channels import ChannelShuffle, ChannelSlice
+from dptrain.network.maps.resampling import Resampling
 from dptrain.network.network import Node
 from dptrain.network.normalization import BatchNorm2d, FrozenBatchNorm2d, GroupNorm, LayerNorm
-from dptrain.network.resampling import Resampling
 from dptrain.plan.flat import ALIGNMENT
 from dptrain.plan.lowering import (
     Explanation,

@@ -15,8 +15,8 @@ from dptrain.backends.products import OTHER, product_needs
 from dptrain.backends.replica import GradientAddition
 from dptrain.native.threads import ThreadPool
 from dptrain.network.activations import ReLU
-from dptrain.network.channels import ChannelLayer, Selection
 from dptrain.network.combining import Add, Concatenate, GlobalPool2d, Multiply
+from dptrain.network.maps.channels import ChannelLayer, Selection
 from dptrain.plan.lowering import Access, BufferSpec, Group, GroupNeeds, Phase, Setting, input_name
 
 

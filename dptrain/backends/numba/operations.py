@@ -36,8 +36,8 @@ from dptrain.network.layers import (
     Pool2d,
     StochasticDepth,
 )
+from dptrain.network.maps.resampling import Resampling
 from dptrain.network.network import Node
-from dptrain.network.resampling import Resampling
 from dptrain.philox import dropout_keep, threshold
 from dptrain.plan.lowering import (
     Access,

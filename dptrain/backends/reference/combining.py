@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from dptrain.backends.products import OTHER, product_needs
 from dptrain.backends.reference.operation import Operation
 from dptrain.backends.replica import Context
-from dptrain.network.channels import ChannelLayer, Selection
 from dptrain.network.combining import Add, Concatenate, Multiply
+from dptrain.network.maps.channels import ChannelLayer, Selection
 from dptrain.network.network import Node
 from dptrain.plan.lowering import Access, Group, GroupNeeds, Phase, Setting, input_name
 

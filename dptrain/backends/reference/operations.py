@@ -37,7 +37,6 @@ from dptrain.backends.reference.pooling import (
 )
 from dptrain.backends.reference.resampling import Resampled
 from dptrain.network.biases import BiasAdd
-from dptrain.network.channels import ChannelShuffle, ChannelSlice
 from dptrain.network.combining import (
     Add,
     Concatenate,
@@ -59,8 +58,9 @@ from dptrain.network.layers import (
     SumPool2d,
     entry_of,
 )
+from dptrain.network.maps.channels import ChannelShuffle, ChannelSlice
+from dptrain.network.maps.resampling import Resampling
 from dptrain.network.normalization import BatchNorm2d, FrozenBatchNorm2d, GroupNorm, LayerNorm
-from dptrain.network.resampling import Resampling
 
 OPERATIONS: Mapping[type[Layer], type[Operation[Any]]] = {
     Conv2d: Convolution,

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from dptrain.backends.reference.operation import Operation
 from dptrain.backends.replica import Context
-from dptrain.network.resampling import Resampling, Taps, transposed
+from dptrain.network.maps.resampling import Resampling, Taps, transposed
 
 
 class Resampled(Operation[Resampling]):

@@ -26,6 +26,7 @@ from dptrain.network import (
     ChannelShuffle,
     ChannelSlice,
     Conv2d,
+    Crop2d,
     Dense,
     Dilate2d,
     Dropout,
@@ -62,7 +63,7 @@ FEATURES: dict[type[Layer], str] = {
     layer: layer.kind
     for layer in (
         *ACTIVATIONS.values(), GlobalAveragePool2d, GlobalMaxPool2d, StochasticDepth,
-        BatchNorm2d, GroupNorm, LayerNorm, Multiply, Pad2d, Resize2d, Dilate2d,
+        BatchNorm2d, GroupNorm, LayerNorm, Multiply, Pad2d, Resize2d, Crop2d, Dilate2d,
         ChannelSlice, ChannelShuffle,
     )
     if layer not in (ReLU, Sigmoid)
@@ -370,6 +371,9 @@ def _resampling() -> list[Case]:
         ("reflected, 8 channels", (1, 8, 3, 3), Pad2d(2, mode="reflect")),
         ("replicated", (2, 3, 4, 2), Pad2d((1, 4, 3, 0), mode="replicate")),
         ("replicated, one pixel", (3, 5, 1, 1), Pad2d(2, mode="replicate")),
+        ("inside", (2, 3, 5, 6), Crop2d((1, 0), (4, 5))),
+        ("every second", (1, 8, 5, 6), Crop2d((0, 1), (5, 6), (2, 2))),
+        ("one pixel", (2, 1, 3, 4), Crop2d((2, 3), (3, 4), (1, 3))),
         ("two", (2, 3, 4, 3), Dilate2d()),
         ("one and three, 8 channels", (1, 8, 2, 3), Dilate2d((1, 3))),
         ("twice", (2, 3, 4, 5), Resize2d()),

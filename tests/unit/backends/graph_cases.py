@@ -12,11 +12,13 @@ from dptrain.network import (
     ACTIVATIONS,
     GELU,
     Add,
+    AveragePool2d,
     BatchNorm2d,
     ChannelShuffle,
     ChannelSlice,
     Concatenate,
     Conv2d,
+    Crop2d,
     Dense,
     Dropout,
     Flatten,
@@ -27,11 +29,14 @@ from dptrain.network import (
     Multiply,
     Network,
     NodeSpec,
+    Pad2d,
     ReLU,
+    Resize2d,
     Sigmoid,
     SoftmaxCrossEntropy,
     Tanh,
 )
+from dptrain.network.activations import Affine
 from dptrain.network.network import INPUT
 from tests.unit.backends.cases import Case
 
@@ -193,6 +198,22 @@ def _branches() -> list[Case]:
     ]  # fmt: skip
 
 
+def _padded() -> Case:
+    """A sum of a tensor and its average with padding, as in PoolFormer, and crops of it."""
+    return graph_case(
+        "padding, difference, crop and resizing",
+        (2, 3, 4, 5),
+        [
+            NodeSpec(Pad2d(1, "reflect"), None, (START,)),
+            NodeSpec(AveragePool2d(3, 1), "mean"), NodeSpec(Affine(-1.0, 0.25), "negative"),
+            NodeSpec(Add(), "difference", (START, "negative")),
+            NodeSpec(Crop2d((0, 0), (4, 4), (2, 2)), "half"),
+            NodeSpec(Resize2d(size=(4, 5), mode="bilinear"), "whole"),
+            NodeSpec(Multiply(), None, ("difference", "whole")),
+        ],
+    )  # fmt: skip
+
+
 def _splits() -> list[Case]:
     parts = [
         NodeSpec(ChannelSlice(0, 2), "a", (START,)),
@@ -344,6 +365,7 @@ GRAPH_CASES = (
     *_branches(),
     *_products(),
     *_splits(),
+    _padded(),
     *_readers_of_the_input(),
     _functions(),
 )

@@ -24,6 +24,7 @@ from dptrain.network import (
     ChannelSlice,
     Concatenate,
     Conv2d,
+    Crop2d,
     Dense,
     Dilate2d,
     Flatten,
@@ -44,8 +45,8 @@ from dptrain.network import (
 )
 from dptrain.network.elementwise import Activation, Formula
 from dptrain.network.layers import RandomMask
+from dptrain.network.maps.resampling import Resampling, transposed
 from dptrain.network.network import INPUT
-from dptrain.network.resampling import Resampling, transposed
 from dptrain.philox import dropout_keep
 from tests.lazy import LazyModule
 
@@ -112,6 +113,9 @@ def _apply(
 ) -> Tensor:
     layer, x = node.layer, inputs[0]
     weight, bias = (weights.get(f"{node.name}.{part}") for part in ("weight", "bias"))
+    if isinstance(layer, Crop2d):
+        (top, left), (bottom, right), (down, across) = layer.start, layer.stop, layer.step
+        return x[:, :, top:bottom:down, left:right:across]
     if isinstance(layer, ChannelSlice):
         return x[:, layer.start : layer.stop]
     if isinstance(layer, ChannelShuffle):

@@ -28,6 +28,7 @@ from dptrain.errors import UserError
 from dptrain.interchange.onnx_import import read_onnx
 from dptrain.network import (
     GELU,
+    Affine,
     AveragePool2d,
     ChannelShuffle,
     ChannelSlice,
@@ -763,7 +764,7 @@ def test_vectors_of_maps_with_the_channels_last(size: int, tmp_path: Path) -> No
         ([("LayerNormalization", ["long"], {"axis": 2})], "axis is 2; expected the channels"),
         (
             [("Slice", ["one", "two"], {})],
-            "(Slice): it has the axes [0, 1] and steps [1, 1]; expected one axis and the step 1",
+            "(Slice): it has the axes [0, 2] and steps [1, 1]; expected consecutive channels",
         ),
     ],
 )
@@ -776,6 +777,80 @@ def test_other_operators_with_the_channels_last_are_refused(
     nodes = chain(first, *steps, last, *ENDING)
     with pytest.raises(UserError, match=re.escape(message)):
         read_onnx(file_of(tmp_path, nodes, constants))
+
+
+@pytest.mark.parametrize(
+    ("operator", "constants", "settings", "kind"),
+    [
+        ("Pad", {"pads": np.array([0, 0, 1, 2, 0, 0, 0, 3])}, {}, "pad"),
+        ("Pad", {"pads": np.array([0, 0, 1, 2, 0, 0, 0, 3])}, {"mode": "reflect"}, "pad"),
+        ("Pad", {"pads": np.array([0, 0, 1, 2, 0, 0, 0, 3])}, {"mode": "edge"}, "pad"),
+        (
+            "Resize", {"roi": np.zeros(0, np.float32), "s": np.array([1, 1, 2, 3], np.float32)},
+            {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}, "resize",
+        ),
+        (
+            "Resize", {"roi": np.zeros(0, np.float32), "s": np.array([1, 1, 2, 1.5], np.float32)},
+            {"coordinate_transformation_mode": "half_pixel", "mode": "linear"}, "resize",
+        ),
+        (
+            "Resize", {"roi": np.zeros(0, np.float32), "s": np.array([1, 1, 0.5, 2], np.float32)},
+            {"coordinate_transformation_mode": "align_corners", "mode": "linear"}, "resize",
+        ),
+        (
+            "Slice", {"s": np.array([1, -5]), "e": np.array([8, 6]), "a": np.array([2, 3]),
+                      "k": np.array([2, 1])}, {}, "crop",
+        ),
+        ("Sub", {"n": np.float32(0.5)}, {}, "affine"),
+        ("Div", {"n": np.array([4.0], np.float32)}, {}, "affine"),
+    ],
+)  # fmt: skip
+def test_pixels_and_numbers(
+    operator: str, constants: Arrays, settings: dict[str, Any], kind: str, tmp_path: Path
+) -> None:
+    steps = chain((operator, [*constants], settings), *ENDING)
+    network = check(file_of(tmp_path, steps, constants))
+    assert [node.layer.kind for node in network.nodes] == [kind, "flatten"]
+
+
+def test_numbers_in_a_row_are_one_layer(tmp_path: Path) -> None:
+    numbers = {name: np.float32(value) for name, value in (("a", 3), ("b", -2), ("c", 0.5))}
+    steps = chain(("Mul", ["a"], {}), ("Add", ["b"], {}), ("Div", ["c"], {}), *ENDING)
+    assert check(file_of(tmp_path, steps, numbers)).nodes[0].layer == Affine(6.0, -4.0)
+    steps = chain(("Add", ["zero"], {}), *ENDING)
+    network = check(file_of(tmp_path, steps, {"zero": np.float32(0)}))
+    assert [node.layer.kind for node in network.nodes] == ["flatten"]
+
+
+def test_differences_of_tensors(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("Sigmoid", ["x"], ["s"]), helper.make_node("Sub", ["s", "x"], ["d"]),
+        helper.make_node("Flatten", ["d"], ["y"]),
+    ]  # fmt: skip
+    check(file_of(tmp_path, nodes))
+
+
+def test_vectors_are_normalised(tmp_path: Path) -> None:
+    constants = {"axes": np.array([2, 3]), "s": FACTORS[0], "b": FACTORS[1]}
+    mean = ("ReduceMean", ["axes"], {"keepdims": 0})
+    check(file_of(tmp_path, chain(mean, ("LayerNormalization", ["s", "b"], {})), constants))
+    norms = {"m": FACTORS[0], "v": np.abs(FACTORS[1])}
+    steps = chain(mean, ("BatchNormalization", ["s", "b", "m", "v"], {}))
+    check(file_of(tmp_path, steps, {**constants, **norms}))
+
+
+@pytest.mark.parametrize(
+    ("operator", "constants", "settings", "message"),
+    [
+        ("Mul", {"block.gain": np.float32(2)}, {}, "its number 'block.gain' is a parameter"),
+    ],
+)
+def test_pixels_and_numbers_that_are_refused(
+    operator: str, constants: Arrays, settings: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    path = file_of(tmp_path, chain((operator, [*constants], settings), *ENDING), constants)
+    with pytest.raises(UserError, match=rf"node 't1' \({operator}\): .*{message}"):
+        read_onnx(path)
 
 
 @pytest.mark.parametrize("operator", ["Add", "Conv", "Exp", "Gemm", "Neg", "Reciprocal", "Relu"])

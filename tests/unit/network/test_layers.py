@@ -14,11 +14,13 @@ import pytest
 from dptrain.errors import UserError
 from dptrain.network import (
     LAYERS,
+    Affine,
     AveragePool2d,
     ChannelShuffle,
     ChannelSlice,
     Constant,
     Conv2d,
+    Crop2d,
     Dense,
     Dilate2d,
     Dropout,
@@ -62,6 +64,10 @@ REFUSALS: list[tuple[Callable[[], object], str]] = [
         lambda: ChannelSlice(1, 5).output_shape((4, 2, 2)),
         "slice stop is 5; expected at most 4 channels",
     ),
+    (lambda: Crop2d((1, 1), (1, 2)), "crop stop is 1; expected a whole number from 2"),
+    (lambda: Crop2d((0, 0), (1, 1), (0, 1)), "crop step is 0; expected a whole number from 1"),
+    (lambda: Crop2d((0, 0), (4, 1)).output_shape((1, 3, 3)), "crop stop is 4; expected at most 3"),
+    (lambda: Affine(math.nan), "affine scale is nan; expected a finite number"),
     (lambda: ChannelShuffle(0), "shuffle groups is 0; expected a whole number from 1 to"),
     (
         lambda: ChannelShuffle(2).output_shape((3, 2, 2)),

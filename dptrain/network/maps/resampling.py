@@ -203,6 +203,48 @@ class Resize2d(Resampling):
 
 
 @dataclass(frozen=True)
+class Crop2d(Resampling):
+    """Rows and columns of maps, all or every second, third, ….
+
+    Attributes:
+        start: first row and column.
+        stop: row and column after the last ones.
+        step: vertical and horizontal distance.
+
+    Example:
+        >>> from dptrain import Crop2d, Input
+        >>> Crop2d((0, 1), (8, 8), (2, 2))(Input((3, 8, 8))).shape
+        (3, 4, 4)
+    """
+
+    kind: ClassVar[str] = "crop"
+
+    start: tuple[int, int]
+    stop: tuple[int, int]
+    step: tuple[int, int] = (1, 1)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for first, after, step in zip(self.start, self.stop, self.step, strict=True):
+            check_size(first, "crop start", least=0)
+            check_size(after, "crop stop", least=first + 1)
+            check_size(step, "crop step")
+
+    def axis_size(self, axis: int, size: int) -> int:
+        if self.stop[axis] > size:
+            raise UserError(
+                f"crop stop is {self.stop[axis]}; expected at most {size}, the size of the map"
+            )
+        return len(self._positions(axis))
+
+    def axis_taps(self, axis: int, size: int) -> Taps:
+        return tuple(((position, 1.0),) for position in self._positions(axis))
+
+    def _positions(self, axis: int) -> range:
+        return range(self.start[axis], self.stop[axis], self.step[axis])
+
+
+@dataclass(frozen=True)
 class Dilate2d(Resampling):
     """Zeros between the pixels of each map, as in a transposed convolution.
 

@@ -1,0 +1,1 @@
+"""Layers that rearrange maps: their channels, and their rows and columns."""
