@@ -36,6 +36,7 @@ from dptrain.interchange.onnx_layer_norm import (
 from dptrain.interchange.onnx_matching import Match, always, axes_of, constants, epsilon_of
 from dptrain.interchange.onnx_reading import ReadGraph, attributes, number
 from dptrain.interchange.onnx_resampling import (
+    before_padding,
     read_pad,
     read_resize,
     read_slice,
@@ -217,7 +218,12 @@ def _pool(
     kind: type[MaxPool2d | AveragePool2d | SumPool2d], graph: ReadGraph, node: onnx.NodeProto
 ) -> Match:
     """Match a pooling; for a sum, the mean that is multiplied by the size of the window."""
-    values = attributes(node)
+    values, x = attributes(node), node.input[0]
+    if kind is MaxPool2d:
+        x, around = before_padding(graph, x)
+        if any(around):
+            inner = values.get("pads", [0, 0, 0, 0])
+            values["pads"] = [a + b for a, b in zip(inner, around, strict=True)]
     _refuse_dilations(values)
     window = values["kernel_shape"]
     if len(window) != 2:
@@ -239,7 +245,7 @@ def _pool(
             )
         return (layer,)
 
-    return Match((node.input[0],), make)
+    return Match((x,), make)
 
 
 def sigmoid_argument(graph: ReadGraph, tensor: str) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -61,7 +62,38 @@ def read_pad(graph: ReadGraph, node: onnx.NodeProto) -> Match:
     if not any(pads) and not graph.is_own:
         return Match((node.input[0],), always())
     (top, bottom), (left, right) = sides[2], sides[3]
-    return Match((node.input[0],), always(_pad((top, bottom, left, right), modes[mode])))
+
+    def make(shape: Shape) -> tuple[Layer, ...]:
+        layers = list[Layer]()
+        if min(pads) < 0:
+            # Negative numbers remove rows and columns.
+            start = max(-top, 0), max(-left, 0)
+            stop = shape[1] + min(bottom, 0), shape[2] + min(right, 0)
+            layers.append(Crop2d(start, stop))
+        around = max(top, 0), max(bottom, 0), max(left, 0), max(right, 0)
+        if any(around) or not layers:
+            layers.append(_pad(around, modes[mode]))
+        return tuple(layers)
+
+    return Match((node.input[0],), make)
+
+
+def before_padding(graph: ReadGraph, x: str) -> tuple[str, list[int]]:
+    """Return the maps that are padded with −∞ to x, and the pads [top, left, bottom, right].
+
+    A maximum ignores such pixels. Without a padding, these are x and zeros.
+    """
+    node = graph.node(x, "Pad")
+    if node is None or len(node.input) > 3 and node.input[3]:
+        return x, [0, 0, 0, 0]
+    values = attributes(node)
+    found, constant = (_values(graph, node, position) for position in (1, 2))
+    pads = [int(pad) for pad in (values.get("pads", ()) if found is None else found)]
+    filled = values.get("value", 0.0) if constant is None else float(constant[0])
+    is_plain = len(pads) == 8 and not any((*pads[:2], *pads[4:6])) and min(pads) >= 0
+    if filled != -math.inf or not is_plain:
+        return x, [0, 0, 0, 0]
+    return str(node.input[0]), [*pads[2:4], *pads[6:]]
 
 
 def _pad(sides: tuple[int, int, int, int], mode: Any) -> Pad2d:

@@ -785,6 +785,7 @@ def test_other_operators_with_the_channels_last_are_refused(
         ("Pad", {"pads": np.array([0, 0, 1, 2, 0, 0, 0, 3])}, {}, "pad"),
         ("Pad", {"pads": np.array([0, 0, 1, 2, 0, 0, 0, 3])}, {"mode": "reflect"}, "pad"),
         ("Pad", {"pads": np.array([0, 0, 1, 2, 0, 0, 0, 3])}, {"mode": "edge"}, "pad"),
+        ("Pad", {"pads": np.array([0, 0, -1, 0, 0, 0, -2, -1])}, {}, "crop"),
         (
             "Resize", {"roi": np.zeros(0, np.float32), "s": np.array([1, 1, 2, 3], np.float32)},
             {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}, "resize",
@@ -811,6 +812,23 @@ def test_pixels_and_numbers(
     steps = chain((operator, [*constants], settings), *ENDING)
     network = check(file_of(tmp_path, steps, constants))
     assert [node.layer.kind for node in network.nodes] == [kind, "flatten"]
+
+
+def test_rows_are_removed_and_added(tmp_path: Path) -> None:
+    pads = {"pads": np.array([0, 0, -1, -1, 0, 0, 1, 1])}
+    network = check(file_of(tmp_path, chain(("Pad", ["pads"], {}), *ENDING), pads))
+    assert [node.layer.kind for node in network.nodes] == ["crop", "pad", "flatten"]
+
+
+@pytest.mark.parametrize("size", [(8, 6), (7, 9)])
+def test_a_maximum_of_padded_maps(size: tuple[int, int], tmp_path: Path) -> None:
+    """TensorFlow pads with −∞ before it takes a maximum."""
+    below = [extent % 2 for extent in size]
+    pads = {"p": np.array([0, 0, *below, 0, 0, 1, 1]), "v": np.float32(-np.inf)}
+    pool = ("MaxPool", [], {"kernel_shape": [3, 3], "strides": [2, 2]})
+    steps = chain(("Pad", ["p", "v"], {}), pool, *ENDING)
+    network = check(file_of(tmp_path, steps, pads, ("N", 3, *size)), (3, *size))
+    assert [node.layer.kind for node in network.nodes] == ["pool", "flatten"]
 
 
 def test_numbers_in_a_row_are_one_layer(tmp_path: Path) -> None:

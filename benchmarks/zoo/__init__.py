@@ -1,0 +1,1 @@
+"""Published convolutional classifiers: which of them dptrain reads, trains and exports."""

@@ -1,0 +1,133 @@
+"""What is tested for a classifier: that it is read, computed, trained and exported."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import dptrain
+from benchmarks.zoo.sources import SAMPLES, minibatch
+from dptrain.data.preprocessing.preprocessing import Preprocessing
+from dptrain.interchange.onnx_import import OnnxNetwork
+from dptrain.training.evaluation.model import TrainedModel
+from dptrain.training.persistence.checkpoints import CheckpointFacts
+
+STEPS, LEARNING_RATE = 50, 0.002
+
+Arrays = Mapping[str, NDArray[Any]]
+
+
+def _replica(found: OnnxNetwork, *, training: bool) -> Any:
+    replica = dptrain.make_replica(found.network, batch_size=SAMPLES, training=training)
+    names = {each.name for each in found.network.parameters}
+    for name, values in found.arrays.items():
+        (replica.parameters if name in names else replica.statistics)[name] = values
+    return replica
+
+
+def gradient_error(found: OnnxNetwork, module: Any, size: int) -> tuple[float, float]:
+    """Return how far gradients in float32 are from those of PyTorch in float64.
+
+    Both norms of the difference of all gradients are relative to the norm of the gradients.
+    Batch normalisations use the moments of the minibatch.
+
+    Returns:
+        The error of dptrain, and that of PyTorch in float32.
+
+    Raises:
+        ValueError: a parameter of the ONNX file is none of the module.
+    """
+    x, y = minibatch(size, found.network.num_outputs)
+    replica = _replica(found, training=True)
+    replica.forward_backward(x, y)
+    single, double = (_torch_gradients(module, x, y, kind) for kind in ("float32", "float64"))
+    own = _by_torch_name(found, module, dict(replica.gradients.items()))
+    return _distance(own, double), _distance({name: single[name] for name in own}, double)
+
+
+def _torch_gradients(
+    module: Any, x: NDArray[Any], y: NDArray[Any], kind: str
+) -> dict[str, NDArray[np.float64]]:
+    """Return the gradients of a module's parameters by name."""
+    import torch
+    from torch import nn
+
+    dtype = getattr(torch, kind)
+    module = module.to(dtype).eval()
+    for part in module.modules():
+        if isinstance(part, nn.modules.batchnorm._BatchNorm):
+            part.train()
+            part.momentum = 0.0
+    module.zero_grad()
+    outputs = module(torch.tensor(x, dtype=dtype))
+    nn.functional.cross_entropy(outputs, torch.tensor(y).long()).backward()
+    return {
+        name: parameter.grad.double().numpy().copy()
+        for name, parameter in module.named_parameters()
+        if parameter.grad is not None
+    }
+
+
+def _by_torch_name(found: OnnxNetwork, module: Any, gradients: Arrays) -> dict[str, NDArray[Any]]:
+    """Return gradients by the names of PyTorch, in its shapes.
+
+    Parameters are identified by their values, which are random; exporters rename some.
+    """
+    shapes = {name: tuple(each.shape) for name, each in module.named_parameters()}
+    names = {
+        each.detach().float().numpy().tobytes(): name for name, each in module.named_parameters()
+    }
+    own, unknown = {}, []
+    for name, gradient in gradients.items():
+        values = np.ascontiguousarray(found.arrays[name], np.float32)
+        theirs = names.get(values.tobytes())
+        if theirs is not None:
+            own[theirs] = gradient.reshape(shapes[theirs])
+        elif values.any():  # Biases that the module lacks are 0.
+            unknown.append(name)
+    if unknown:
+        raise ValueError(f"{len(unknown)} parameters are none of the module, {unknown[0]} first")
+    return own
+
+
+def _distance(gradients: Arrays, exact: Arrays) -> float:
+    """Return the norm of the difference, relative to that of the exact gradients."""
+    squares = [(np.sum((g - exact[name]) ** 2), np.sum(exact[name] ** 2))
+               for name, g in gradients.items()]  # fmt: skip
+    difference, norm = np.sum(squares, axis=0)
+    return float(np.sqrt(difference / norm))
+
+
+def losses_of_training(found: OnnxNetwork, size: int) -> tuple[float, float]:
+    """Return the loss of one minibatch before and after `STEPS` steps on it."""
+    x, y = minibatch(size, found.network.num_outputs)
+    replica = _replica(found, training=True)
+    losses = []
+    for step in range(STEPS + 1):
+        losses.append(replica.forward_backward(x, y, step=step))
+        replica.update(LEARNING_RATE)
+    return losses[0], losses[-1]
+
+
+def export_error(found: OnnxNetwork, size: int, folder: Path) -> float:
+    """Return the largest difference of ONNX Runtime, relative to the largest probability."""
+    import onnxruntime
+
+    x, _ = minibatch(size, found.network.num_outputs)
+    replica = _replica(found, training=False)
+    facts = CheckpointFacts(
+        updates=0, network=found.network.name, batch_size=SAMPLES, seed=0, data="npz:x", ranks=1,
+        total_steps=1, schedule="constant", spec={}, preprocessing={},
+    )  # fmt: skip
+    shape = found.network.input_shape
+    plain = Preprocessing("image", shape, stored_shape=shape)
+    path = folder / "exported.onnx"
+    TrainedModel(found.network, plain, replica, facts, step=0).export(path, replace=True)
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    (outputs,) = session.run(None, {session.get_inputs()[0].name: x})[:1]
+    own = replica.predict(x)
+    return float(np.abs(outputs - own).max() / np.abs(own).max())

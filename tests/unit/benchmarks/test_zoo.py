@@ -1,0 +1,94 @@
+"""The list of published classifiers, and what its checks say about networks of known kinds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from benchmarks.zoo import __main__ as zoo
+from benchmarks.zoo.__main__ import CHECKS, check, passes, read_rows, summary, write_rows
+from tests.lazy import LazyModule
+
+torch = LazyModule("torch")
+
+ROW = {"library": "torchvision", "name": "small", "size": "8", **dict.fromkeys(CHECKS, "")}
+
+
+def small(*last: Any) -> Any:
+    """Return a classifier of four layers, and what is put before its last one."""
+    nn = torch.nn
+    torch.manual_seed(2)
+    layers = (nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Sigmoid(), *last, nn.Flatten())
+    return nn.Sequential(*layers, nn.LazyLinear(5))
+
+
+@pytest.fixture
+def make(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return a function that replaces every classifier by another one."""
+
+    def replace(module: Any) -> None:
+        module(torch.zeros(2, 3, 8, 8))
+        monkeypatch.setattr(zoo, "make_module", lambda *arguments: module.eval())
+
+    return replace
+
+
+def test_each_classifier_is_in_the_list_once() -> None:
+    rows = read_rows()
+    names = [(row["library"], row["name"]) for row in rows]
+    assert len(set(names)) == len(names)
+    assert {library for library, _ in names} == {"torchvision", "timm"}
+    assert all(set(row) == {"library", "name", "size", *CHECKS} for row in rows)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_network_passes_every_check(make: Any, tmp_path: Path) -> None:
+    make(small())
+    found = check(ROW, "exported", "torchscript", tmp_path)
+    assert found["read"] == "yes"
+    assert all(passes(name, found[name]) for name in CHECKS[1:]), list(found.values())
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_gradient_that_differs_does_not_pass(
+    make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make(small())
+    exact = zoo.gradient_error
+
+    def with_larger_epsilon(found: Any, module: Any, size: int) -> Any:
+        module[1].eps = 0.01
+        return exact(found, module, size)
+
+    assert passes("step", check(ROW, "step", "torchscript", tmp_path)["step"])
+    monkeypatch.setattr(zoo, "gradient_error", with_larger_epsilon)
+    found = check(ROW, "step", "torchscript", tmp_path)["step"]
+    assert not passes("step", found), found
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_refusals_name_operator_and_node(make: Any, tmp_path: Path) -> None:
+    class Sorted(torch.nn.Module):  # type: ignore[name-defined, misc]
+        def forward(self, x: Any) -> Any:
+            return x.sort(dim=1).values
+
+    make(small(Sorted()))
+    file = tmp_path / "list.csv"
+    write_rows([ROW], file)
+    done = CliRunner().invoke(zoo.main, ["--file", str(file)], catch_exceptions=False)
+    assert "read refused: node '/3/TopK' (TopK) is no layer of dptrain" in done.output
+    assert "torchvision: read 0 of 1" in done.output
+    assert "refused by TopK: 1" in done.output
+    assert read_rows(file)[0]["read"].startswith("refused: node '/3/TopK' (TopK)")
+
+
+def test_the_summary_counts_what_passes() -> None:
+    results = {"read": "yes", "step": "1.2", "trained": "7.1 to 0.1", "exported": "3e-07"}
+    wrong = {"read": "yes", "step": "45", "trained": "0.1 to 7", "exported": "fails: why"}
+    rows = [{**ROW, **results}, {**ROW, **wrong}]
+    assert summary(rows) == [
+        "torchvision: read 2 of 2, step 1 of 2, trained 1 of 2, exported 1 of 2"
+    ]
