@@ -7,7 +7,9 @@ Each classifier of ``classifiers.csv``, of torchvision or timm with random weigh
 ONNX by PyTorch and read by dptrain. A refusal names the operator and the node. The further columns:
 
 - step: error of the gradients of a step in float32, divided by that of PyTorch in float32; both are
-  distances from PyTorch in float64. Up to 30 counts as equal.
+  distances from PyTorch in float64. Up to 30 counts as equal. It is larger if rounding moves a
+  number across a kink, such as 0 of LeakyReLU, in one of them alone: gradients in float64 at
+  parameters that are moved by 1e-7 then differ as much.
 - trained: loss of a minibatch of 4 samples before and after 50 steps on it.
 - exported: largest difference of ONNX Runtime, relative to the largest probability.
 
