@@ -42,7 +42,6 @@ from dptrain.network import (
     StochasticDepth,
     SumPool2d,
 )
-from dptrain.network.combining import Resampling, Taps
 from dptrain.network.elementwise import Activation
 from dptrain.network.expressions import CONSTANT, nodes, variable
 from dptrain.network.maps.resampling import Resampling, Taps

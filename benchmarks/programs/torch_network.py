@@ -42,7 +42,6 @@ from dptrain.network import (
     SumPool2d,
     Tanh,
 )
-from dptrain.network.combining import ChannelLayer, Resampling
 from dptrain.network.elementwise import Activation
 from dptrain.network.maps.channels import ChannelLayer
 from dptrain.network.maps.resampling import Resampling

@@ -84,7 +84,7 @@ def before_padding(graph: ReadGraph, x: str) -> tuple[str, list[int]]:
     A maximum ignores such pixels. Without a padding, these are x and zeros.
     """
     node = graph.node(x, "Pad")
-    if node is None or len(node.input) > 3 and node.input[3]:
+    if node is None or (len(node.input) > 3 and node.input[3]):
         return x, [0, 0, 0, 0]
     values = attributes(node)
     found, constant = (_values(graph, node, position) for position in (1, 2))

@@ -114,7 +114,8 @@ def _average_pool(node: Node, layer: AveragePool2d) -> Code:
         return Code(f"F.avg_pool2d({{0}}, {windows}{counts})")
     # Positions outside the map do not count.
     ones = x.replace("{0}", "torch.ones_like({0}[:1, :1])")
-    return Code(f"F.avg_pool2d({x}, {windows}) / F.avg_pool2d({ones}, {windows})")
+    means, covered = f"F.avg_pool2d({x}, {windows})", f"F.avg_pool2d({ones}, {windows})"
+    return Code(f"({means}\n             / {covered})")
 
 
 def _sum_pool(node: Node, layer: SumPool2d) -> Code:

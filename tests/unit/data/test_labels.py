@@ -87,7 +87,7 @@ def test_labels_in_columns_are_trained_evaluated_and_predicted(
     assert [list(map(int, row[4:])) for row in rows] == y.tolist()
     capsys.readouterr()
     assert run(["evaluate", str(tmp_path / "run")], is_rank_zero=True) == 0
-    assert "Labels" in capsys.readouterr().out
+    assert "F1" in capsys.readouterr().out
     with pytest.raises(UserError, match="was trained to predict 'red, wet, cold, odd'"):
         trainer.evaluate(f"csv:{tmp_path / 't.csv'}?target=red")
 

@@ -570,7 +570,7 @@ def test_notes_are_a_table_where_there_are_any() -> None:
         assert (table is not None) == shown
         if table is not None:
             assert notes["conv2+relu2.backward_input"] == "engine 3, 0.0 MB, FP32"
-            stages, by, _ = (list(column) for column in zip(*table.rows, strict=True))
+            stages, by, _ = (list(column) for column in zip(*table.texts, strict=True))
             assert dict(zip(stages, by, strict=True)) == notes
 
 
