@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterable, Iterator
 
 WRAPPED = 12
 """Least width of texts that are wrapped and keep their indentation."""
+CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+"""Control characters except ends of lines, marks of direction, and bytes that are no UTF-8."""
 BREAKS = "+/_-,="
 """Characters after which a long word is broken."""
 
@@ -19,6 +22,28 @@ def without_folders(text: str) -> str:
         'folder:flowers?classes=a,b at 3 images/s'
     """
     return re.sub(r"(?<![^\s:=,('\"])/(?:[^\s/:;,'\"]+/)*(?=[^\s/])", "", text)
+
+
+def command_line(*words: object) -> str:
+    """Return a command of dptrain that a shell reads as these words.
+
+    Example:
+        >>> command_line("report", "runs/learning rate 0.1")
+        "dptrain report 'runs/learning rate 0.1'"
+    """
+    return shlex.join(["dptrain", *map(str, words)])
+
+
+def with_escapes(text: str) -> str:
+    r"""Return a text in which a terminal sees no control character but ends of lines.
+
+    Names of classes and columns come from files, and could otherwise change a terminal.
+
+    Example:
+        >>> with_escapes("red\x1b[31m\n")
+        'red\\x1b[31m\n'
+    """
+    return CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def width_of(text: str) -> int:

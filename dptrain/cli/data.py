@@ -16,6 +16,7 @@ from dptrain.bounds import MAX_SEED
 from dptrain.cli.common import EXISTING, JSON, MISTAKE, examples, number
 from dptrain.cli.options import GroupedCommand, setting_flags
 from dptrain.setting_groups import first, settings_of
+from dptrain.texts import command_line
 from dptrain.training.data_settings import AugmentationSettings
 
 if TYPE_CHECKING:
@@ -101,7 +102,8 @@ def describe(spec: str, network: str | None, as_json: bool) -> None:
     print_data(found)
     chosen = network or _trainable(dataset)
     if chosen is not None:
-        click.echo(f"train with: dptrain train --network {chosen} --data {shlex.quote(spec)}")
+        command = command_line("train", "--network", chosen, "--data", spec)
+        click.echo(f"train with: {command}")
 
 
 def _trainable(dataset: Dataset) -> str | None:

@@ -12,6 +12,7 @@ import click
 from dptrain.files import dump_json
 from dptrain.measure.console import make_console
 from dptrain.tables import Table
+from dptrain.texts import with_escapes
 
 if TYPE_CHECKING:
     from dptrain.doctor.finding import Finding
@@ -34,7 +35,7 @@ def print_values(values: Mapping[str, Any], *, as_json: bool) -> None:
         click.echo(
             f"{name:{width}}  {value:.6g}"
             if isinstance(value, float)
-            else f"{name:{width}}  {value}"
+            else f"{name:{width}}  {with_escapes(str(value))}"
         )
     return None
 

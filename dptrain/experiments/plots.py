@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -51,8 +52,11 @@ def figure(path: Path, written: list[Path], *, x: str, y: str, title: str) -> It
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    style: Any = {"font.size": 9, "svg.hashsalt": "dptrain", "svg.fonttype": "none"}
-    with rc_context(style):
+    style = {"font.size": 9, "svg.hashsalt": "dptrain", "svg.fonttype": "none"}
+    # Names may contain dollar signs.
+    options: Any = {**style, "text.parse_math": False}
+    with rc_context(options), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing")  # The font lacks some characters.
         drawn = Figure(figsize=(7.2, 4.4), layout="constrained")
         FigureCanvasAgg(drawn)
         axes = drawn.add_subplot()
@@ -101,7 +105,7 @@ def draw_by_samples(axes: Axes, results: Sequence[Result]) -> None:
             markersize=4,
             linewidth=1.2,
             capsize=2,
-            label=plain_label(label),
+            label=label,
         )
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
@@ -183,7 +187,8 @@ def _styled(
     sizes = [own[0].parameters for own in lines.values()]
     shades = ScalarMappable(LogNorm(min(sizes), max(sizes)), colormaps["viridis_r"])
     assert axes.figure is not None
-    axes.figure.colorbar(shades, ax=axes, label="parameters")
+    bar = axes.figure.colorbar(shades, ax=axes, label="parameters", format="{x:,g}")
+    bar.minorticks_off()
     for label, own in lines.items():
         yield label, own, shades.to_rgba(np.array(own[0].parameters)), "o"
 
@@ -202,11 +207,6 @@ def _name_ticks(axes: Axes, sizes: Sequence[int]) -> None:
     """Label exactly the batch sizes that were measured."""
     axes.set_xticks(sizes, [f"{size:,}" for size in sizes])
     axes.minorticks_off()
-
-
-def plain_label(text: str) -> str:
-    """Return a label in which dollar signs begin no formula."""
-    return text.replace("$", r"\$")
 
 
 def label_decades(axis: Axis) -> None:

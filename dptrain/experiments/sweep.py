@@ -43,6 +43,7 @@ from dptrain.experiments.tables import digits, duration
 from dptrain.files import write_whole
 from dptrain.measure.machine.environment import environment
 from dptrain.runs.records import read_record
+from dptrain.texts import command_line
 
 
 def run_sweep(
@@ -195,4 +196,4 @@ def conclude(
     written += plot_sweep(results, folder)
     for path in written:
         display.print(f"written: {path}")
-    display.print(f"for one page with the tables and the plots: dptrain report {folder}")
+    display.print(f"for one page with the tables and the plots: {command_line('report', folder)}")

@@ -163,7 +163,7 @@ def points_by_time(results: Sequence[PointResult]) -> list[PointResult]:
 
 def draw_by_time(axes: Axes, results: Sequence[PointResult]) -> None:
     """Draw the score against the time per step with its quartiles."""
-    from dptrain.experiments.plots import COLOURS, MARKERS, label_decades, plain_label
+    from dptrain.experiments.plots import COLOURS, MARKERS, label_decades
 
     for i, result in enumerate(results):
         assert result.score is not None
@@ -179,7 +179,7 @@ def draw_by_time(axes: Axes, results: Sequence[PointResult]) -> None:
             markersize=6,
             linestyle="none",
             capsize=2,
-            label=plain_label(result.name),
+            label=result.name,
         )
     _format_scores(axes, results)
     axes.set_xscale("log")
@@ -204,7 +204,7 @@ def sweep_lines(results: Sequence[PointResult]) -> dict[str, list[PointResult]]:
 
 def draw_sweep(axes: Axes, results: Sequence[PointResult]) -> None:
     """Draw the score against the first axis; the values of the others are the labels of lines."""
-    from dptrain.experiments.plots import COLOURS, MARKERS, plain_label
+    from dptrain.experiments.plots import COLOURS, MARKERS
 
     lines = sweep_lines(results)
     found = [result for line in lines.values() for result in line]
@@ -219,7 +219,7 @@ def draw_sweep(axes: Axes, results: Sequence[PointResult]) -> None:
             marker=MARKERS[number % len(MARKERS)],
             color=COLOURS[number % len(COLOURS)],
             capsize=3,
-            label=plain_label(label),
+            label=label,
         )
     _format_scores(axes, found)
     _ticks(axes, places)
@@ -262,9 +262,7 @@ def _places(values: Sequence[str]) -> dict[str, float]:
 
 
 def _ticks(axes: Any, places: Mapping[str, float]) -> None:
-    from dptrain.experiments.plots import plain_label
-
     if _is_logarithmic(places):
         axes.set_xscale("log")
-    axes.set_xticks(list(places.values()), list(map(plain_label, places)))
+    axes.set_xticks(list(places.values()), list(places))
     axes.minorticks_off()

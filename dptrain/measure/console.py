@@ -11,9 +11,12 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from dptrain.texts import with_escapes
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress, ProgressColumn
+    from rich.text import Text
 
     from dptrain.tables import Table
 
@@ -66,21 +69,24 @@ def terminal_width(descriptor: int = 1) -> int | None:
 def make_console(*, errors: bool = False) -> Console:
     """Return a console: with colours on a terminal, plain text otherwise.
 
+    Lines are printed as they are, without markup or names of emoji; control characters are escaped.
+
     Args:
         errors: True for standard error instead of standard output.
     """
     from rich.console import Console
 
+    class LiteralConsole(Console):
+        def render_str(self, text: str, **options: Any) -> Text:
+            return super().render_str(with_escapes(text), **options)
+
     width = terminal_width(2 if errors else 1)
-    if width is None:
-        return Console(
-            width=PLAIN_WIDTH, force_terminal=False, highlight=False, markup=False, stderr=errors
-        )
-    return Console(
-        width=max(width, MIN_WIDTH),
-        force_terminal=True,
+    return LiteralConsole(
+        width=PLAIN_WIDTH if width is None else max(width, MIN_WIDTH),
+        force_terminal=width is not None,
         highlight=False,
         markup=False,
+        emoji=False,
         stderr=errors,
     )
 

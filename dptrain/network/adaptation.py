@@ -15,6 +15,7 @@ from dptrain.errors import UserError
 from dptrain.network.layers import Conv2d, Dense, Layer, Shape
 from dptrain.network.network import INPUT, Network, NodeSpec
 from dptrain.network.normalization import BatchNorm2d
+from dptrain.texts import command_line
 
 
 def adapt(network: Network, sample: Shape, outputs: int) -> Network:
@@ -193,10 +194,10 @@ def edit_outputs(network: Network, outputs: int) -> str:
     layer = next(node.layer for node in network.nodes if node.name == name)
     key = "units" if isinstance(layer, Dense) else "filters"
     if network.file_kind == "onnx":
+        command = command_line("describe", network.file, "--toml")
         return (
-            f'export it again with {outputs} outputs of its last layer, or write it with "dptrain '
-            f'describe {network.file} --toml" to a TOML file and set {key} = {outputs} in '
-            f'layer "{name}"'
+            f"export it again with {outputs} outputs of its last layer, or write it with "
+            f'"{command}" to a TOML file and set {key} = {outputs} in layer "{name}"'
         )
     equals = " = " if network.file_kind == "toml" else "="
     return f'set {key}{equals}{outputs} in layer "{name}"{_in_file(network)}'

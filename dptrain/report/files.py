@@ -38,6 +38,7 @@ from dptrain.report.studies.study_page import largest_points, study_page
 from dptrain.runs.names import CONFIG
 from dptrain.scaling.files import STUDY
 from dptrain.scaling.study import Study
+from dptrain.texts import command_line
 
 REPORT, PLOTS = "report.html", "plots"
 FLAG = "--output"
@@ -152,8 +153,8 @@ def read_result(folder: Path) -> Result | Experiment:
         return experiment
     if (folder / LOSSES).exists():
         raise UserError(
-            f"{folder} contains only {LOSSES}, and a report also needs a profile: dptrain profile "
-            f"--output {folder}"
+            f"{folder} contains only {LOSSES}, and a report also needs a profile: "
+            f"{command_line('profile', '--output', folder)}"
         )
     raise UserError(f"{folder} contains no results of these commands; expected {EXPECTED}")
 

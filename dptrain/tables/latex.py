@@ -60,10 +60,16 @@ def comment(text: str) -> str:
     return f"% {' '.join(text.split())}"
 
 
+def _row(cells: Sequence[str]) -> str:
+    row = " & ".join(map(latex, cells))
+    # After the \\ of the row above, LaTeX reads [ and * as an argument.
+    return rf"{'{}' * row.startswith(('[', '*'))}{row} \\"
+
+
 def tabular(title: str, columns: Sequence[Column], note: str) -> str:
     """Return a table as a ``tabular`` without packages; its title and note are comments."""
     kinds = "".join("r" if column.is_numeric else "l" for column in columns)
-    first, *others = (rf"{' & '.join(map(latex, cells))} \\" for cells in texts_of(columns))
+    first, *others = map(_row, texts_of(columns))
     return "\n".join([
         comment(title),
         *([comment(note)] if note else []),

@@ -13,7 +13,7 @@ from itertools import zip_longest
 
 from dptrain.numbers import THOUSANDS_SEPARATOR
 from dptrain.tables.cells import INTERVAL, Column, cell_text
-from dptrain.texts import WRAPPED, width_of, wrap
+from dptrain.texts import WRAPPED, width_of, with_escapes, wrap
 
 GAP, MARGIN = 2, 1
 """Spaces between two columns, and before the first one."""
@@ -39,7 +39,7 @@ def styled_lines(
         width: columns of the terminal, at least 20; None if there is no limit.
     """
     text_width = min(width or TEXT_WIDTH, TEXT_WIDTH)
-    if any(column.unit.endswith(ENDING) for column in columns):
+    if INTERVAL not in note and any(column.unit.endswith(ENDING) for column in columns):
         note = f"{note} Parentheses: {INTERVAL}s.".strip()
     for line in [*wrap(_plain(title), text_width), ""] if title else ():
         yield "bold", line
@@ -56,7 +56,7 @@ def styled_lines(
 
 def _plain(text: str) -> str:
     """Return a text with digits grouped by commas, which other programs read."""
-    return text.replace(THOUSANDS_SEPARATOR, ",")
+    return with_escapes(text.replace(THOUSANDS_SEPARATOR, ","))
 
 
 def _layout(column: Column, rules: Collection[int]) -> _Column:
@@ -65,7 +65,7 @@ def _layout(column: Column, rules: Collection[int]) -> _Column:
     widest = max(widths, default=0)
     unit = column.unit.removesuffix(ENDING).strip()
     separator = "\n" if unit and width_of(f"{column.head} {unit}") > widest else " "
-    heading = f"{column.head}{separator}{unit}".strip()
+    heading = f"{_plain(column.head)}{separator}{unit}".strip()
     words = [width_of(word) for word in heading.split()]
     least = widest if column.is_numeric else min(widest, WRAPPED)
     natural = max(widest, *(width_of(line) for line in heading.split("\n")))

@@ -8,10 +8,31 @@ from collections.abc import Sequence
 from dptrain.files import csv_of_rows
 from dptrain.tables.cells import Cell, Column, Number, cell_text, rows_of, texts_of
 
+BAR = r"\|"
+"""A bar in a cell of a table."""
 
-def markdown(text: str) -> str:
-    """Return a text in which only backticks and citations are markup, on one line."""
-    return re.sub(r"([\\*_<>|#$~])", r"\\\1", " ".join(text.split()))
+
+def markdown(text: str, *, is_cell: bool = False) -> str:
+    r"""Return a text in which only pairs of backticks and citations are markup, on one line.
+
+    Args:
+        text: the text.
+        is_cell: True for a cell of a table, which a bar ends even between backticks.
+
+    Example:
+        >>> print(markdown("`batch_size` of a_b"))
+        `batch_size` of a\_b
+    """
+    pieces = re.split("`([^`]+)`", " ".join(text.split()))
+    return "".join(
+        f"`{piece.replace('|', BAR) if is_cell else piece}`" if i % 2 else _escaped(piece)
+        for i, piece in enumerate(pieces)
+    )
+
+
+def _escaped(text: str) -> str:
+    """Return a text without markup: a citation begins with ``[@``, an entity ends with ``;``."""
+    return re.sub(r"([\\*_<>|#$~`]|\[(?!@)|&(?=#?\w+;))", r"\\\1", text)
 
 
 def markdown_text(title: str, columns: Sequence[Column], note: str) -> str:
@@ -25,11 +46,15 @@ def markdown_text(title: str, columns: Sequence[Column], note: str) -> str:
         <BLANKLINE>
     """
     rule = "|".join("---:" if column.is_numeric else "---" for column in columns)
-    heads, *rows = (f"| {' | '.join(map(markdown, cells))} |" for cells in texts_of(columns))
+    heads, *rows = map(_markdown_row, texts_of(columns))
     lines = [heads, f"|{rule}|", *rows]
     below = ["", markdown(note)] if note else []
     above = [f"### {markdown(title)}", ""] if title else []
     return "\n".join([*above, *lines, *below]) + "\n"
+
+
+def _markdown_row(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(markdown(cell, is_cell=True) for cell in cells)} |"
 
 
 def csv_text(columns: Sequence[Column]) -> str:

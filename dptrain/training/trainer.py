@@ -53,6 +53,7 @@ from dptrain.network.network import Network
 from dptrain.network.zoo import recipe
 from dptrain.notes import notes_shown
 from dptrain.runs.settings import NO_LOGGER
+from dptrain.texts import command_line
 from dptrain.training.averaging import averaged_parameters, averaged_replica, has_average
 from dptrain.training.balance import Balancer, Shares
 from dptrain.training.baseline import InterleavedBaseline, open_loader
@@ -821,8 +822,8 @@ class Trainer(Sealed):
                 raise
             kind = AgreedError if isinstance(error, AgreedError) else UserError
             raise kind(
-                f"{error}; training is complete: correct the test data, and use dptrain evaluate "
-                f"{run.path}"
+                f"{error}; training is complete: correct the test data, and use "
+                f"{command_line('evaluate', run.path)}"
             ) from None
 
     def _averaged_parameters(self) -> AbstractContextManager[None]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import ast
 import io
 import random
+import re
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -129,6 +131,57 @@ def test_a_terminal_receives_lines_that_fit(width: int, monkeypatch: pytest.Monk
     plain = [line.rstrip() for line in text.replace("\x1b[1m", "").split("\n")]
     assert max(len(line.replace("\x1b[0m", "")) for line in plain) <= max(width, 20)
     assert text.count("12345678") >= 9
+
+
+NAMES = [
+    "[a]",
+    "*b",
+    "a_b",
+    "`a_b|c`",
+    "a`b",
+    "&lt;",
+    "[x](y)",
+    "\x1b[31m",
+    "\u202ea",
+    "$1$",
+    "# a",
+]
+
+
+def test_names_are_no_markup() -> None:
+    """A reader of each form sees the characters of a name, whatever they mean in that form."""
+    table = Table.of_rows("", ("name", "n"), [(name, "1") for name in NAMES], text=("name",))
+    # LaTeX reads [ and * after the end of a row as an argument.
+    assert not re.search(r"^[\[*]", table.to_latex(), re.MULTILINE)
+    rows = [re.split(r"(?<!\\)\|", row)[1:-1] for row in table.to_markdown().splitlines()[2:]]
+    assert all(len(row) == 2 for row in rows)
+    shown = [row[0].strip() for row in rows]
+    assert shown[:7] == [r"\[a]", r"\*b", r"a\_b", r"`a_b\|c`", r"a\`b", r"\&lt;", r"\[x](y)"]
+    printed = "\n".join(table.lines(80))
+    assert printed.replace("\n", "").isprintable()
+    assert r"\x1b[31m" in printed
+
+
+def test_lines_are_printed_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    make_console().print("runs/:fire: [bold]a[/bold] \x1b[31m\x07")
+    assert capsys.readouterr().out == "runs/:fire: [bold]a[/bold] \\x1b[31m\\x07\n"
+
+
+def test_commands_in_messages_quote_paths() -> None:
+    """A path in a command that a message shows is quoted, so that the command can be copied."""
+    command = re.compile(r"dptrain (train|report|paper|profile|evaluate|scale|study|describe)"
+                         r"( (?!reads)[a-z-]+)?( --[a-z-]+)? $")  # fmt: skip
+    found = []
+    for path in (ROOT / "dptrain").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            parts = node.values if isinstance(node, ast.JoinedStr) else []
+            for text, value in pairwise(parts):
+                if not isinstance(text, ast.Constant) or not isinstance(value, ast.FormattedValue):
+                    continue
+                is_quoted = ast.unparse(value.value).startswith(("shlex.quote(", "CONFIG"))
+                if command.search(str(text.value)) and not is_quoted:
+                    found.append(f"{path}: {node.lineno}")
+    assert not found
 
 
 def test_no_module_prints_tables_of_another_kind() -> None:

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from html import escape
 from typing import TYPE_CHECKING, Any
@@ -83,6 +85,7 @@ STYLE: dict[Any, Any] = {
     "font.family": "DejaVu Sans",  # Part of matplotlib, so text has the same size everywhere.
     "font.size": TEXT_PT,
     "svg.fonttype": "none",
+    "text.parse_math": False,  # Names of classes and files may contain dollar signs.
     "axes.edgecolor": LIGHT["faint"],
     "axes.labelcolor": LIGHT["faint"],
     "axes.linewidth": 0.7,
@@ -138,11 +141,9 @@ class Plot:
 
     def pdf(self) -> bytes:
         """Return the contents of a PDF file, in which text has embedded fonts."""
-        import matplotlib as mpl
-
         buffer = io.BytesIO()
         facts = {"Title": self.title, "Creator": "dptrain report", "CreationDate": None}
-        with mpl.rc_context({**STYLE, "pdf.fonttype": 42}):
+        with _style({"pdf.fonttype": 42}):
             self.figure.savefig(buffer, format="pdf", metadata=facts)
         return buffer.getvalue()
 
@@ -174,10 +175,9 @@ def plot(
         legend: columns of a legend below the plot, which is filled row by row; 0: none.
         lines: whether the legend shows lines, which need more width than patches.
     """
-    import matplotlib as mpl
     from matplotlib.figure import Figure
 
-    with mpl.rc_context({**STYLE, "svg.hashsalt": name}):
+    with _style({"svg.hashsalt": name}):
         figure = Figure((WIDTH / 72, height / 72))
         axes = figure.add_axes((0, 0, 1, 1))
         head = figure.text(0.004, 1, title, fontsize=TITLE_PT, weight="bold", va="baseline")
@@ -283,6 +283,16 @@ def _legend_below(axes: Axes, columns: int, *, lines: bool) -> float:
         handleheight=0.9,
     )
     return LEGEND_PT * -(-len(handles) // columns) + 4
+
+
+@contextmanager
+def _style(options: dict[Any, Any]) -> Iterator[None]:
+    """Draw in the style of the project, without warnings of characters that its font lacks."""
+    from matplotlib import rc_context
+
+    with rc_context({**STYLE, **options}), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing")
+        yield
 
 
 def _png(figure: Figure, title: str) -> bytes:

@@ -25,6 +25,8 @@ def rate_plot(result: RangeTest) -> Plot:
     top = start + 0.5 * max(start - low, 0.1 * abs(start))
 
     def draw(axes: Axes) -> None:
+        from matplotlib.ticker import NullFormatter
+
         axes.semilogx(
             result.rates,
             result.losses,
@@ -48,6 +50,8 @@ def rate_plot(result: RangeTest) -> Plot:
                 label=f"falls fastest: {result.steepest:.2g}",
             )
         axes.set_xlabel("learning rate (log scale)", labelpad=2)
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        axes.xaxis.set_minor_formatter(NullFormatter())
         axes.grid(visible=False, axis="x")
         axes.set_ylim(low - 0.1 * (top - low), top)
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")

@@ -21,6 +21,7 @@ from dptrain.records import from_values
 from dptrain.runs.files import read_file
 from dptrain.runs.names import ENVIRONMENT, SPECIFICATION, SUMMARY
 from dptrain.runs.spans import Spans, steps_text
+from dptrain.texts import command_line
 from dptrain.training.evaluation.class_files import (
     CONFUSION,
     LABELS,
@@ -264,5 +265,5 @@ def _unfinished(folder: Path) -> str:
         after = f", its last checkpoint is that of step {int(read_regular(last, 100))}"
     return (
         f"the training run in {folder} has not ended: it has no {SUMMARY}{after}; wait until it "
-        f"ends, or continue it with: dptrain train --resume {folder}"
+        f"ends, or continue it with: {command_line('train', '--resume', folder)}"
     )

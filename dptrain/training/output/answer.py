@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dptrain.measure.statistics import share
+from dptrain.texts import command_line
 from dptrain.training.evaluation.regression import r2_remark
 from dptrain.training.job import Job
 from dptrain.training.output.progress import Progress
@@ -51,9 +52,9 @@ def closing_lines(job: Job, progress: Progress, summary: Mapping[str, Any]) -> t
         if progress.stopped:
             lines.append(
                 f"stopped on request after step {progress.step}; "
-                f"continue with: dptrain train --resume {job.run.path}"
+                f"continue with: {command_line('train', '--resume', job.run.path)}"
             )
-        lines.append(f"report: dptrain report {job.run.path}")
+        lines.append(f"report: {command_line('report', job.run.path)}")
     return tuple(filter(None, lines))
 
 
@@ -92,14 +93,15 @@ def _best(job: Job, progress: Progress) -> str:
 
 
 def time_line(summary: Mapping[str, Any]) -> str:
-    """Return where the time went, in one line; "" if no step was measured.
+    r"""Return where the time went, in one line; "" if no step was measured.
 
     Example:
         >>> parts = {"compute": 2.0, "transfer": 0.1, "checkpoint": 0.4}
         >>> step_parts = {"typical": {**parts, "checkpoint": 0.0}, "all_steps": parts}
         >>> step_ms = {"mean": 2.53, "median": 2.11}
-        >>> time_line({"step_ms": step_ms, "step_parts": step_parts})
-        'a step 2.53 ms (median 2.11): 95% computation, 5% communication; all time: 16% checkpoints'
+        >>> print(time_line({"step_ms": step_ms, "step_parts": step_parts}).replace("; ", "\n"))
+        a step 2.53 ms (median 2.11), typical: 95% computation, 5% communication
+        all time: 16% checkpoints
     """
     step, parts = summary["step_ms"], summary["step_parts"]
     if step is None:
@@ -109,7 +111,7 @@ def time_line(summary: Mapping[str, Any]) -> str:
     line += f" (median {median if mean < 1000 else median / 1000:.3g})"
     if parts is None:
         return line
-    line += f": {_shares(parts['typical'], STEP_PARTS, SMALL, most=3)}"
+    line += f", typical: {_shares(parts['typical'], STEP_PARTS, SMALL, most=3)}"
     between = _shares(parts["all_steps"], BETWEEN_STEPS, SMALL_BETWEEN, most=2)
     return f"{line}; all time: {between}" if between else line
 

@@ -55,6 +55,7 @@ from dptrain.network.network import Network
 from dptrain.runs.files import read_file
 from dptrain.runs.names import CONFIG, ENVIRONMENT, LOCK, NETWORK, SPANS, SPECIFICATION, SUMMARY
 from dptrain.runs.spans import Spans
+from dptrain.texts import command_line
 from dptrain.training.evaluation.class_files import (
     CONFUSION,
     LABELS,
@@ -208,7 +209,7 @@ class RunDirectory:
         if moved_to and Path(moved_to).is_dir():
             raise RunDirectoryLostError(
                 f"run directory {self.path} was moved to {moved_to} during training, so training "
-                f"ends; resume it with: dptrain train --resume {moved_to}"
+                f"ends; resume it with: {command_line('train', '--resume', moved_to)}"
             )
         raise RunDirectoryLostError(
             f"run directory {self.path} was deleted or moved during training, so training ends; "
@@ -232,7 +233,7 @@ class RunDirectory:
         missing = "is empty" if folder.exists() else "is missing"
         raise UserError(
             f"the run in {self.path} {saved}, but {folder} {missing}; restore that folder, or "
-            f"start a new run with: dptrain train --config {self.path / CONFIG}"
+            f"start a new run with: {command_line('train', '--config', self.path / CONFIG)}"
         )
 
     def save_checkpoint(self, step: int, arrays: Arrays, facts: Mapping[str, Any]) -> Path:

@@ -10,8 +10,10 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from matplotlib.axes import Axes
 from PIL import Image
 
+from dptrain.experiments.plots import figure
 from dptrain.report.elements.canvas import DARK, LIGHT, PARTS, WIDTH, Plot, inline
 from dptrain.report.elements.canvas import plot as draw_plot
 from dptrain.report.elements.conditions import png_with, svg_with
@@ -37,6 +39,23 @@ def plots(tmp_path_factory: pytest.TempPathFactory) -> list[Plot]:
     study = Study.read(folder / "study.json")
     profile = MeasuredProfile.read(folder / study.profiles["weak-r8-t1"]).profile
     return [*study_plots(study), *profile_plots(with_pop(profile))]
+
+
+@pytest.mark.filterwarnings("error")
+def test_labels_are_no_formulas(tmp_path: Path) -> None:
+    names = [r"$\bad$", "$5 and $6", "猫", "a_1^2"]
+
+    def label(axes: Axes) -> None:
+        axes.set_xticks(range(len(names)), names)
+
+    drawn = draw_plot("names", "Names", "", label, caption="", alt="Names.")
+    written: list[Path] = []
+    with figure(tmp_path / "names", written, x="", y="", title=names[0]) as axes:
+        label(axes)
+    for svg in (drawn.svg, written[0].read_text(encoding="utf-8")):
+        texts = [element.text for element in ElementTree.fromstring(svg).iter(f"{SVG}text")]
+        assert set(names) <= set(texts)
+    assert drawn.pdf()
 
 
 @pytest.mark.more
