@@ -9,6 +9,7 @@ from typing import Any
 
 from benchmarks.performance.tables import TABLES
 from benchmarks.report import Report
+from benchmarks.tables import markdown
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "developers" / "performance.md"
@@ -38,14 +39,13 @@ def page(template: str | None = None) -> str:
 def _table(kind: str, names: Sequence[str]) -> str:
     reports = [_read(name) for name in names]
     head, rows = TABLES[kind](reports)
-    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
-    table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
     links: dict[str, list[str]] = {}
     for name, report in zip(names, reports, strict=True):
         link = f"[{name}](../../benchmarks/results/{name}.md)"
         links.setdefault(conditions(report.about), []).append(link)
-    sources = "\n".join(f"| {shown} | {'<br>'.join(found)} |" for shown, found in links.items())
-    return f"{table}\n\n| measured on | runs |\n| --- | --- |\n{sources}"
+    sources = [(shown, "<br>".join(found)) for shown, found in links.items()]
+    shown = markdown(("measured on", "runs"), sources, of_text=True)
+    return f"{markdown(head, rows)}\n\n{shown}"
 
 
 def _read(name: str) -> Report:

@@ -20,7 +20,7 @@ from benchmarks.report import (
     times_ms,
     wall_ratio,
 )
-from benchmarks.tables import DDP_MODES, text_of
+from benchmarks.tables import DDP_MODES, text_of, three_digits
 
 Lines = tuple[list[str], list[list[str]]]
 """The head of a table, and its lines."""
@@ -76,9 +76,9 @@ def speedups(
                 continue
             task = "inference" if section == "inference" else "training"
             facts = {**row, "task": task, "count": _threads(row.get("threads", 1))}
-            text = f"{text_of(ratio)}<br>{_three(_median_ms(row))} ms"
+            text = f"{text_of(ratio)}<br>{three_digits(_median_ms(row))} ms"
             if report.kind == "gpu":
-                text = f"{ratio.value:.2f} ({_three(1e3 * _median_ms(row))} µs)"
+                text = f"{ratio.value:.2f} ({three_digits(1e3 * _median_ms(row))} µs)"
             cells[line.format_map(facts), column.format_map(facts)] = text
     return pivot(corner, _sorted_columns(cells) if is_sorted else cells)
 
@@ -116,7 +116,7 @@ def gpu_images(reports: Iterable[Report]) -> Lines:
         peer = "" if each.best is None else f"{_median_ms(each.best) / ms:.2f}"
         lines.append([
             "{network}, {batch} per GPU, {precision}".format_map(row), str(row["gpus"]),
-            f"{_three(1e3 * ms)} µs", f"{row['bare_ms'] / ms:.3f}", peer,
+            f"{three_digits(1e3 * ms)} µs", f"{row['bare_ms'] / ms:.3f}", peer,
             f"{1e3 * row['batch'] * row['gpus'] / ms:,.0f}",
         ])  # fmt: skip
     head = ["case", "GPUs", "step", "share of the bare step", "times faster than PyTorch",
@@ -132,7 +132,7 @@ def gpu_ranks(reports: Iterable[Report]) -> Lines:
     for row in sorted(rows, key=lambda row: int(row["gpus"])):
         case, ms = "{network}, {batch} per GPU, {program}".format_map(row), _median_ms(row)
         share = f" ({alone.setdefault(case, ms) / ms:.2f})" if row["gpus"] > 1 else ""
-        cells[case, f"{row['gpus']} GPUs"] = f"{_three(1e3 * ms)} µs{share}"
+        cells[case, f"{row['gpus']} GPUs"] = f"{three_digits(1e3 * ms)} µs{share}"
         alone.setdefault(case, ms)
     return pivot("case", cells)
 
@@ -175,7 +175,7 @@ def _wall(row: Row | None) -> str:
     if row is None:
         return ""
     low, high = row["wall_quartiles_ms"]
-    return f"{_three(row['wall_ms'])} ({_three(low)}–{_three(high)})"
+    return f"{three_digits(row['wall_ms'])} ({three_digits(low)}–{three_digits(high)})"
 
 
 def _threads(count: int) -> str:
@@ -195,8 +195,3 @@ def _sorted_columns(cells: Cells) -> Cells:
     columns = dict.fromkeys(column for _, column in ordered)
     first = {(by_line[0][0], column): "" for column in columns}
     return {**first, **{cell: cells[cell] for cell in by_line}}
-
-
-def _three(value: float) -> str:
-    """Format a number with three digits, without an exponent."""
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
