@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 import dptrain
 from benchmarks.batch import random_batch
-from benchmarks.gpu.clock import Program, Timer, host_timer, stream_timer
+from benchmarks.gpu.clock import Program, timer_of
 from dptrain.backends.device_replica import DeviceReplica
 from dptrain.batch import Batch
 from dptrain.network import Network
@@ -57,15 +57,9 @@ class Step:
             self.replica.update_kernel()(self.replica.context)
 
     @property
-    def timer(self) -> Timer:
-        """The clock of the replica's device."""
-        stream = getattr(getattr(self.replica, "device", None), "stream", None)
-        return host_timer if stream is None else stream_timer(stream)
-
-    @property
     def program(self) -> Program:
         """The step as a timed program."""
-        return Program(self.start, self.timer)
+        return Program(self.start, timer_of(self.replica))
 
     @property
     def parameters(self) -> dict[str, NDArray[Any]]:
