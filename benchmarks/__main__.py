@@ -20,7 +20,6 @@ SUBJECTS = {
     "gains": ("step.gains", "what an algorithm gains for a step"),
     "chunks": ("step.chunks", "where the threads of a step spend their time"),
     "first-step": ("step.first_step", "time to the first step, with and without a cache"),
-    "load": ("step.load", "what loading cached images adds to a step on a GPU"),
     "timing-cost": ("step.timing_cost", "what the clock readings of training cost"),
     "unequal": ("step.unequal", "unequal workers that train together"),
     "ladder-cpu": ("ladder.cpu", "simple convolutions on one core"),

@@ -78,12 +78,6 @@ def caches(folder: Path) -> list[str]:
     return [f"L{level} {size}" for level, size in _caches(folder)]
 
 
-def cache_bytes(folder: Path, level: str) -> int | None:
-    """Return the size of the cache of a level; None if the system does not report it."""
-    sizes = [size for found, size in _caches(folder) if found == level]
-    return int(sizes[0].removesuffix("K")) * 1024 if sizes else None
-
-
 def _caches(folder: Path) -> Iterator[tuple[str, str]]:
     """Yield level and size of each data cache."""
     for index in sorted(folder.glob("index*")):

@@ -39,33 +39,60 @@ class Table:
 
     def markdown(self) -> str:
         """Return the table in Markdown, with all but the first column right-aligned."""
-        rule = ["---", *["---:"] * (len(self.columns) - 1)]
-        lines = [self.columns, rule, *self.rows]
-        return f"### {self.title}\n\n" + "\n".join(f"| {' | '.join(line)} |" for line in lines)
+        return f"### {self.title}\n\n{markdown(self.columns, self.rows)}"
+
+
+def markdown(
+    columns: Sequence[str], rows: Iterable[Sequence[str]], *, of_text: bool = False
+) -> str:
+    """Return a Markdown table.
+
+    Args:
+        columns: names of the columns.
+        rows: the cells of each row.
+        of_text: False aligns all columns but the first to the right.
+
+    Example:
+        >>> print(markdown(("network", "ms"), [("model0", "1.5")]))
+        | network | ms |
+        | --- | ---: |
+        | model0 | 1.5 |
+    """
+    rule = ["---", *["---" if of_text else "---:"] * (len(columns) - 1)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in (columns, rule, *rows))
 
 
 def text_of(ratio: Ratio | None) -> str:
-    """Format a ratio with its quartiles; empty if there is none."""
-    return "" if ratio is None else f"{ratio.value:.2f} ({ratio.low:.2f}–{ratio.high:.2f})"
+    """Format a ratio with its quartiles; empty if there is none.
+
+    Quartiles that equal the median are those of a single value, and are left out.
+    """
+    if ratio is None:
+        return ""
+    text = f"{ratio.value:.2f}"
+    return text if ratio.low == ratio.high else f"{text} ({ratio.low:.2f}–{ratio.high:.2f})"
 
 
 def time_of(row: Row | None, *, wall: bool = False) -> str:
     """Format the time of a step with its quartiles, in ms or µs; empty if there is no row.
 
-    On one thread it is CPU time (see `times_ms`), unless `wall` requests the wall time.
+    On one thread it is CPU time (see `times_ms`), unless `wall` requests the wall time. Rows
+    without the times of rounds have the quartiles of all.
     """
     if row is None:
         return ""
-    low, middle, high = np.percentile(row["walls_ms"] if wall else times_ms(row), [25, 50, 75])
-    times = float(middle), float(low), float(high)
-    unit, factor = ("ms", 1.0) if times[0] >= 1.0 else ("µs", 1e3)
-    texts = [_three(factor * time) for time in times]
+    times = row["walls_ms"] if wall else times_ms(row)
+    low, middle, high = np.percentile(times, [25, 50, 75]).tolist()
+    if len(times) == 1:
+        low, high = row.get("quartiles_ms", (low, high))
+    unit, factor = ("ms", 1.0) if middle >= 1.0 else ("µs", 1e3)
+    texts = [three_digits(factor * time) for time in (middle, low, high)]
     return f"{texts[0]} ({texts[1]}–{texts[2]}) {unit}"
 
 
-def _three(value: float) -> str:
+def three_digits(value: float) -> str:
     """Format a number with three digits, without an exponent."""
-    return f"{value:.0f}" if value >= 1000 else f"{value:.3g}"
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 Cell = Callable[[Row], Any]

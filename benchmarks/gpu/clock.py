@@ -99,6 +99,12 @@ def stream_timer(stream: Any) -> Timer:
     return timer
 
 
+def timer_of(replica: Any) -> Timer:
+    """Return the clock of a replica's device."""
+    stream = getattr(getattr(replica, "device", None), "stream", None)
+    return host_timer if stream is None else stream_timer(stream)
+
+
 def torch_timer(start: Start, steps: int) -> float:
     """Time steps on PyTorch's current stream."""
     import torch

@@ -43,7 +43,22 @@ def compiling(cases: Iterable[StepCase]) -> Iterator[None]:
     for case in cases:
         if case.backend == COMPILED:
             by_process.setdefault(case.precision, []).append(case)
-    processes = [_start(part) for part in by_process.values()]
+    words = [[",".join(map(str, case)) for case in part] for part in by_process.values()]
+    with running("benchmarks.gpu.compiling", words):
+        yield
+
+
+@contextmanager
+def running(module: str, parts: Iterable[Sequence[str]]) -> Iterator[None]:
+    """Run a module in a process for each part, during the context; wait for all at its end.
+
+    An exception in the context ends the processes.
+
+    Args:
+        module: its name; what it prints is ignored.
+        parts: arguments of each process.
+    """
+    processes = [_start(module, part) for part in parts]
     try:
         yield
         for process in processes:
@@ -54,9 +69,8 @@ def compiling(cases: Iterable[StepCase]) -> Iterator[None]:
             process.wait()
 
 
-def _start(cases: Sequence[StepCase]) -> subprocess.Popen[bytes]:
-    words = [",".join(map(str, case)) for case in cases]
-    command = [sys.executable, "-m", "benchmarks.gpu.compiling", *words]
+def _start(module: str, words: Sequence[str]) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", module, *words]
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 

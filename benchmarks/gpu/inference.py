@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import dptrain
-from benchmarks.gpu.clock import Built, Program, host_timer, stream_timer
+from benchmarks.gpu.clock import Built, Program, timer_of
 from dptrain.batch import Batch
 from dptrain.network import Dropout, Network
 
@@ -23,15 +23,13 @@ def our_inference(network: Network, backend: str, precision: str, x: NDArray[np.
     start = partial(replica.run_forward, loss=False)
     for _ in range(2):  # The second pass is captured.
         start()
-    stream = getattr(getattr(replica, "device", None), "stream", None)
-    timer = host_timer if stream is None else stream_timer(stream)
 
     def output() -> NDArray[Any]:
         start()
         replica.memory.synchronize()
         return np.array(replica.output()).reshape(len(x), -1)
 
-    return Built(Program(start, timer), wait=replica.memory.synchronize, output=output)
+    return Built(Program(start, timer_of(replica)), wait=replica.memory.synchronize, output=output)
 
 
 def without_dropout(network: Network) -> Network:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,12 +9,10 @@ from numpy.typing import NDArray
 
 import dptrain
 from benchmarks.batch import random_batch
-from benchmarks.gpu.clock import Program, Timer, host_timer, stream_timer
+from benchmarks.gpu.clock import Program, timer_of
 from dptrain.backends.device_replica import DeviceReplica
 from dptrain.batch import Batch
 from dptrain.network import Network
-from dptrain.plan.lowering import Phase
-from dptrain.plan.plan import Stage
 
 LEARNING_RATE = 1e-12
 """So small that thousands of steps on one batch do not change the parameters."""
@@ -61,15 +57,9 @@ class Step:
             self.replica.update_kernel()(self.replica.context)
 
     @property
-    def timer(self) -> Timer:
-        """The clock of the replica's device."""
-        stream = getattr(getattr(self.replica, "device", None), "stream", None)
-        return host_timer if stream is None else stream_timer(stream)
-
-    @property
     def program(self) -> Program:
         """The step as a timed program."""
-        return Program(self.start, self.timer)
+        return Program(self.start, timer_of(self.replica))
 
     @property
     def parameters(self) -> dict[str, NDArray[Any]]:
@@ -85,29 +75,3 @@ class Step:
             "output": replica.output(),
             **replica.gradients,
         }
-
-    def stages(self) -> list[Stage]:
-        """Return the stages of a step in order."""
-        stages = [stage for stage, _ in self.replica.stages]
-        return [*stages, *(s for s in self.replica.plan.stages if s.phase is Phase.UPDATE)]
-
-    def stage_program(self, index: int, times: int) -> Program:
-        """Return a program that runs a stage of `stages` `times` times."""
-        kernel = self._kernels()[index]
-
-        def enqueue() -> None:
-            for _ in range(times):
-                kernel()
-
-        return Program(self.replica.memory.program(enqueue), self.timer)
-
-    def run_stages(self, stop: int) -> None:
-        """Run the first stages of a step, which compute the inputs of the next one."""
-        self.load()
-        for kernel in self._kernels()[:stop]:
-            kernel()
-
-    def _kernels(self) -> list[Callable[[], None]]:
-        context = self.replica.context
-        kernels = [partial(kernel, context) for _, kernel in self.replica.stages]
-        return [*kernels, partial(self.replica.update_kernel(), context)]

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-from benchmarks.performance.tables import TABLES, Result
+from benchmarks.performance.tables import TABLES
+from benchmarks.report import Report
+from benchmarks.tables import markdown
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "developers" / "performance.md"
@@ -37,34 +37,31 @@ def page(template: str | None = None) -> str:
 
 
 def _table(kind: str, names: Sequence[str]) -> str:
-    results = [_read(RESULTS / f"{name}.json") for name in names]
-    head, rows = TABLES[kind](results)
-    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
-    table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    reports = [_read(name) for name in names]
+    head, rows = TABLES[kind](reports)
     links: dict[str, list[str]] = {}
-    for name, result in zip(names, results, strict=True):
+    for name, report in zip(names, reports, strict=True):
         link = f"[{name}](../../benchmarks/results/{name}.md)"
-        links.setdefault(conditions(result), []).append(link)
-    sources = "\n".join(f"| {shown} | {'<br>'.join(found)} |" for shown, found in links.items())
-    return f"{table}\n\n| measured on | runs |\n| --- | --- |\n{sources}"
+        links.setdefault(conditions(report.about), []).append(link)
+    sources = [(shown, "<br>".join(found)) for shown, found in links.items()]
+    shown = markdown(("measured on", "runs"), sources, of_text=True)
+    return f"{markdown(head, rows)}\n\n{shown}"
 
 
-def _read(path: Path) -> Result:
+def _read(name: str) -> Report:
     """Read a result, which may be compressed."""
-    packed = path.with_suffix(".json.gz")
-    text = path.read_bytes() if path.exists() else gzip.decompress(packed.read_bytes())
-    return cast(Result, json.loads(text))
+    path = RESULTS / f"{name}.json"
+    return Report.read(path if path.exists() else path.with_suffix(".json.gz"))
 
 
-def conditions(result: Result) -> str:
+def conditions(about: Mapping[str, Any]) -> str:
     """Return a line with the hardware, the versions and the date of a result.
 
     Example:
         >>> about = {"cpu": "AMD EPYC", "cores": 2, "vectors": "256 bits", "date": "2026-11-28T10"}
-        >>> conditions({"about": {**about, "versions": {"torch": "2.13.0+cpu"}}})
+        >>> conditions({**about, "versions": {"torch": "2.13.0+cpu"}})
         'AMD EPYC (AVX2), 2 cores, PyTorch 2.13.0, 2026-11-28'
     """
-    about: Mapping[str, Any] = result["about"]
     dates = about["date"] if isinstance(about["date"], list) else [about["date"]]
     days = sorted({date.partition("T")[0] for date in dates})
     versions = [f"{shown} {about['versions'][key].partition('+')[0].partition('-')[0]}"

@@ -9,12 +9,12 @@ layer alone).
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
+from benchmarks.gpu.compiling import running
 from benchmarks.studies.networks import STUDY_A, cifar_variants, find, perceptron_names
 from dptrain.backends import load_backend
 from dptrain.backends.replica import Replica
@@ -98,21 +98,10 @@ def requests() -> list[Request]:
 
 def compile_all(requests: Sequence[Request], processes: int) -> None:
     """Compile the kernels of all requests in a number of processes that share the work."""
-    parts = [requests[i::processes] for i in range(min(processes, len(requests)))]
-    running = [
-        subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.studies.compiling", *map(str, part)],
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        )
-        for part in parts
-    ]  # fmt: skip
-    try:
-        for process in running:
-            process.wait()
-    finally:
-        for process in running:
-            process.kill()
-            process.wait()
+    words = [str(request) for request in requests]
+    parts = [words[i::processes] for i in range(min(processes, len(words)))]
+    with running("benchmarks.studies.compiling", parts):
+        pass
 
 
 def main(texts: Sequence[str]) -> None:

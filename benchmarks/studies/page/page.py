@@ -12,8 +12,9 @@ from benchmarks.studies.claims.reader import Row, Verdict, all_rows
 from benchmarks.studies.claims.results import MissingResultError, Results
 from benchmarks.studies.measuring import load_measurements
 from benchmarks.studies.page.plots import PREFIX, draw_plots
-from benchmarks.studies.page.tables import machines, markdown, raw_results, table
+from benchmarks.studies.page.tables import machines, raw_results, table
 from benchmarks.studies.store import Store
+from benchmarks.tables import markdown
 from dptrain.files import write_whole
 
 ROOT = Path(__file__).resolve().parents[3]

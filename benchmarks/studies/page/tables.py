@@ -10,7 +10,7 @@ a measurement. A value that was not measured is a dash, and a row without any is
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -21,25 +21,12 @@ from benchmarks.studies.claims.spreads import MEDIANS, rounds_of
 from benchmarks.studies.claims.texts import MISSING, filled
 from benchmarks.studies.claims.values import Values
 from benchmarks.studies.store import Result
+from benchmarks.tables import markdown
 from dptrain.toml import read_toml
 
 FILE = Path(__file__).with_name("tables.toml")
 LINK = "../benchmarks/results/studies"
 PACKAGES = ("numba", "numpy", "cupy-cuda13x", "nvidia-cudnn-cu13", "torch")
-
-
-def markdown(
-    columns: Sequence[str], rows: Iterable[Sequence[str]], *, of_text: bool = False
-) -> str:
-    """Return a Markdown table.
-
-    Args:
-        columns: names of the columns.
-        rows: the cells of each row.
-        of_text: False aligns all columns but the first to the right.
-    """
-    rules = ["---", *["---" if of_text else "---:"] * (len(columns) - 1)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in [list(columns), rules, *map(list, rows)])
 
 
 @cache

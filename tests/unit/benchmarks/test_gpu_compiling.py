@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
@@ -30,19 +31,31 @@ CASES = [
 
 
 def test_each_precision_of_the_cuda_backend_has_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    started = list[Sequence[StepCase]]()
+    started = list[Sequence[str]]()
     processes = list[subprocess.Popen[bytes]]()
 
-    def start(cases: Sequence[StepCase]) -> subprocess.Popen[bytes]:
-        started.append(cases)
+    def start(module: str, words: Sequence[str]) -> subprocess.Popen[bytes]:
+        assert module == "benchmarks.gpu.compiling"
+        started.append(words)
         processes.append(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]))
         return processes[-1]
 
     monkeypatch.setattr(compiling, "_start", start)
     with pytest.raises(ZeroDivisionError), compiling.compiling(CASES):
         raise ZeroDivisionError
-    assert started == [CASES[:2], CASES[2:3]]
+    assert started == [
+        ["model-small,2,cuda,tf32", "model-small,4,cuda,tf32"], ["model-small,2,cuda,bf16"],
+    ]  # fmt: skip
     assert all(process.returncode is not None for process in processes)
+
+
+def test_a_context_waits_for_its_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = "import pathlib, sys; pathlib.Path(sys.argv[1], sys.argv[2]).touch()"
+    (tmp_path / "written.py").write_text(program)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with compiling.running("written", [[str(tmp_path), "a"], [str(tmp_path), "b"]]):
+        pass
+    assert {"a", "b"} <= {path.name for path in tmp_path.iterdir()}
 
 
 def test_a_step_that_cannot_be_built_does_not_keep_others_from_it() -> None:
