@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from dptrain.network import Network as Network
     from dptrain.network import Normal as Normal
     from dptrain.network import Pad2d as Pad2d
+    from dptrain.network import Reshape as Reshape
     from dptrain.network import Resize2d as Resize2d
     from dptrain.network import SigmoidBinaryCrossEntropy as SigmoidBinaryCrossEntropy
     from dptrain.network import SoftmaxCrossEntropy as SoftmaxCrossEntropy
@@ -125,6 +126,7 @@ _NAMES = [
     "Network",
     "Normal",
     "Pad2d",
+    "Reshape",
     "Resize2d",
     "Progress",
     "RankTimeoutError",

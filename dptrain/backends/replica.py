@@ -331,6 +331,15 @@ class Replica(Sealed):
         span = slice(buffer.offset, buffer.offset + buffer.nbytes)
         return self._arena[span].view(buffer.dtype).reshape(shape)
 
+    def _tensor_view(self, tensor: str, buffer: str) -> NDArray[Any]:
+        """Return the memory of a tensor in its shape: `Reshape` changes that of its input."""
+        view, spec = self._views[buffer], self.plan.shapes.get(tensor)
+        if spec is None:
+            return view
+        if self.backend.channels_last:
+            spec = spec[1], spec[2], spec[0]
+        return view if view.shape[1:] == spec else view.reshape((len(view), *spec))
+
     def _group_arrays(self, group: Group, *, backward: bool = False) -> dict[str, NDArray[Any]]:
         """Return the arrays of a group; those of its backward pass differ with recomputation."""
         needs = group_needs(self.backend, group, self.plan.setting)
@@ -343,7 +352,7 @@ class Replica(Sealed):
         for local in sorted(locals_):
             name = name_of(group, local)
             if name in self._views:
-                arrays[local] = self._views[name]
+                arrays[local] = self._tensor_view(group.tensors.get(local, name), name)
         arrays.update(self._statistics_arrays(group))
         if group.normalization is not None:
             for parameter in group.normalization.parameters:
@@ -394,8 +403,8 @@ class Replica(Sealed):
                 self,
                 [
                     GradientAddition(
-                        self._views[plan.resolve(a.target)],
-                        self._views[plan.resolve(a.source)],
+                        self._tensor_view(a.target, plan.resolve(a.target)),
+                        self._tensor_view(a.source, plan.resolve(a.source)),
                         a.copies,
                     )
                     for a in additions

@@ -11,13 +11,21 @@ from collections.abc import Sequence
 
 import numpy as np
 import onnx
+from onnx import helper
 
 from dptrain.errors import UserError
 from dptrain.interchange.onnx_matching import Arrays, Match, always, constants
 from dptrain.interchange.onnx_reading import PART, TO_FIRST, TO_LAST, ReadGraph, attributes
 from dptrain.interchange.onnx_shapes import FREE_BATCH
+from dptrain.network.combining import Concatenate
 from dptrain.network.layers import Conv2d, Layer, Shape
 from dptrain.network.maps.channels import ChannelShuffle, ChannelSlice
+
+BLOCK_FIRST, CHANNEL_FIRST = [0, 3, 5, 1, 2, 4], [0, 1, 3, 5, 2, 4]
+"""Orders of axes (N, C, H, block, W, block) that move pixels of blocks to the channels."""
+
+END = 2**31 - 1
+"""End of a slice that reaches the last row or column."""
 
 
 def read_transpose(graph: ReadGraph, node: onnx.NodeProto) -> Match | None:
@@ -87,6 +95,61 @@ def read_shuffle(graph: ReadGraph, node: onnx.NodeProto) -> Match | None:
         return (ChannelShuffle(count),)
 
     return Match((first.input[0],), make)
+
+
+def read_space_to_depth(graph: ReadGraph, node: onnx.NodeProto) -> Match:
+    """Match SpaceToDepth."""
+    block = int(attributes(node)["blocksize"])
+    return Match(_phases(graph, node, node.input[0], block), always(Concatenate(block * block)))
+
+
+def read_blocks(graph: ReadGraph, node: onnx.NodeProto) -> Match | None:
+    """Match Reshape, Transpose and Reshape that make channels of the pixels of square blocks.
+
+    The channels of the input, or the positions in the block, are the inner axis.
+    """
+    turn = graph.node(node.input[0], "Transpose")
+    first = None if turn is None else graph.node(turn.input[0], "Reshape")
+    if turn is None or first is None:
+        return None
+    order = list(attributes(turn).get("perm", ()))
+    parts, maps = (graph.constant(each.input[1]) for each in (first, node))
+    if order not in (BLOCK_FIRST, CHANNEL_FIRST) or parts is None or maps is None:
+        return None
+    split, joined = ([int(size) for size in target.reshape(-1)] for target in (parts, maps))
+    block = split[3]
+    if block < 2 or split[5] != block:
+        return None
+    layers: list[Layer] = [Concatenate(block * block)]
+    if order == CHANNEL_FIRST:
+        layers.append(ChannelShuffle(block * block))
+
+    def make(shape: Shape) -> tuple[Layer, ...]:
+        channels, height, width = shape
+        wanted = [channels, height, block, width, block], [channels * block**2, height, width]
+        if not (_is_reshape(split, wanted[0]) and _is_reshape(joined, wanted[1])):
+            raise UserError(
+                f"the new shapes are {split} and {joined}; expected blocks of {block}×{block} "
+                f"pixels of {channels} channels that become {wanted[1][0]} channels"
+            )
+        return tuple(layers)
+
+    return Match(_phases(graph, node, first.input[0], block), make)
+
+
+def _phases(graph: ReadGraph, node: onnx.NodeProto, x: str, block: int) -> tuple[str, ...]:
+    """Return slices of maps, one for each position in a block of pixels, row by row."""
+    # Maps whose sizes are no multiples have slices of several sizes, which cannot be concatenated.
+    return tuple(
+        graph.insert(
+            helper.make_node(
+                "Slice", [x], [f"{node.output[0]}:{row},{column}"], node.name,
+                starts=[row, column], ends=[END, END], axes=[2, 3], steps=[block, block],
+            )
+        )
+        for row in range(block)
+        for column in range(block)
+    )  # fmt: skip
 
 
 def _is_reshape(target: Sequence[int], sizes: Sequence[int]) -> bool:

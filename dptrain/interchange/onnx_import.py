@@ -25,6 +25,7 @@ from dptrain.interchange.onnx_matching import Match
 from dptrain.interchange.onnx_operators import LAYER_OPERATORS, match, sigmoid_argument
 from dptrain.interchange.onnx_reading import ReadGraph, attributes, describe, read_graph
 from dptrain.interchange.own_functions import known_loss
+from dptrain.network.combining import Multiply
 from dptrain.network.layers import Flatten, Layer, Parameter, Shape, Statistic
 from dptrain.network.losses import (
     Loss,
@@ -32,6 +33,7 @@ from dptrain.network.losses import (
     SigmoidBinaryCrossEntropy,
     SoftmaxCrossEntropy,
 )
+from dptrain.network.maps.resampling import Resize2d
 from dptrain.network.network import (
     INPUT,
     NAME,
@@ -216,6 +218,11 @@ def _specs(
             if layers and last in pixels and isinstance(layers[0], BatchNorm2d | GroupNorm):
                 # These layers normalise maps, so the vector follows after them.
                 inputs, layers = (pixels[last],), (layers[0], Flatten())
+            if layers == (Multiply(),):
+                inputs = tuple(
+                    _repeated(name, other, shapes, names, specs)
+                    for name, other in zip(inputs, reversed(inputs), strict=True)
+                )
             owner = _owner(layers, found)
             for number, layer in enumerate(layers):
                 read = inputs if not number else (last,)
@@ -230,6 +237,22 @@ def _specs(
         tensors[tensor] = last
     read_names = {name for spec in specs for name in spec.inputs or ()}
     return [spec for spec in specs if spec.name in read_names or spec is specs[-1]], arrays
+
+
+def _repeated(
+    gate: str, other: str, shapes: dict[str, Shape], names: _Names, specs: list[NodeSpec]
+) -> str:
+    """Return an input of a product; a gate (C, 1, 1) is repeated if the other one is (1, H, W)."""
+    shape, pixels = shapes[gate], shapes[other]
+    if len(shape) != 3 or len(pixels) != 3 or shape[1:] != (1, 1) or pixels[0] != 1:
+        return gate
+    if shape[0] == 1 or pixels[1:] == (1, 1):
+        return gate
+    layer = Resize2d(size=(pixels[1], pixels[2]))
+    name = names.of("", layer, is_owner=False)
+    shapes[name] = layer.output_shape(shape)
+    specs.append(NodeSpec(layer, name, (gate,)))
+    return name
 
 
 def _owner(layers: Sequence[Layer], found: Match) -> int:

@@ -36,6 +36,7 @@ from dptrain.network.layers import (
     LocalResponseNorm,
     MaxPool2d,
     Pads,
+    Reshape,
     StochasticDepth,
     SumPool2d,
     entry_of,
@@ -188,6 +189,10 @@ def _shuffle(graph: OnnxGraph, node: Node, layer: ChannelShuffle, inputs: Tensor
     return graph.add("Reshape", turned, maps)
 
 
+def _reshape(graph: OnnxGraph, node: Node, layer: Reshape, inputs: Tensors) -> str:
+    return graph.add("Reshape", inputs[0], graph.constant("shape", [-1, *layer.shape], "int64"))
+
+
 def _pad(graph: OnnxGraph, node: Node, layer: Pad2d, inputs: Tensors) -> str:
     top, bottom, left, right = layer.sides
     pads = graph.constant("pads", [0, 0, top, left, 0, 0, bottom, right], "int64")
@@ -241,6 +246,7 @@ OPERATORS: Mapping[type[Layer], AddOperators] = {
     GlobalAveragePool2d: partial(_operator, "GlobalAveragePool"),
     GlobalMaxPool2d: partial(_operator, "GlobalMaxPool"),
     Flatten: partial(_operator, "Flatten"),
+    Reshape: _reshape,
     Activation: _activation,
     Dropout: _dropout,
     StochasticDepth: _input,

@@ -20,9 +20,11 @@ from onnx import TensorProto
 
 from dptrain.errors import UserError
 from dptrain.interchange.onnx_channels import (
+    read_blocks,
     read_scale,
     read_scale_and_shift,
     read_shuffle,
+    read_space_to_depth,
     read_split,
     read_transpose,
     require_channels,
@@ -61,6 +63,7 @@ from dptrain.network.layers import (
     Layer,
     LocalResponseNorm,
     MaxPool2d,
+    Reshape,
     Shape,
     SumPool2d,
 )
@@ -83,6 +86,9 @@ def match(graph: ReadGraph, node: onnx.NodeProto) -> Match | None:
         raise UserError("its inputs have the channels on different axes; expected one axis")
     if True in layouts and node.op_type not in _ANY_LAYOUT:
         raise UserError(CHANNELS_ARE_LAST)
+    rows = {graph.is_row(x) for x in node.input if graph.constant(x) is None}
+    if True in rows and (len(rows) > 1 or node.op_type not in _OF_ROWS):
+        raise UserError("its input is (N, C, W); expected maps (N, C, H, W)")
     for read in READERS.get(node.op_type, ()):
         found = read(graph, node)
         if found is not None:
@@ -107,6 +113,10 @@ def _cast(graph: ReadGraph, node: onnx.NodeProto) -> Match:
 def _conv(graph: ReadGraph, node: onnx.NodeProto) -> Match:
     arrays = constants(graph, list(node.input[1:]), ("weight", "bias"))
     weight, values = arrays["weight"], attributes(node)
+    if weight.ndim == 3:
+        # Along a row of pixels, which is what (N, C, W) is read as.
+        arrays["weight"] = weight = weight[:, :, None]
+        values = _as_row(values)
     if weight.ndim != 4:
         raise UserError(f"its weight has {weight.ndim} axes; expected 4 (K, C, R, S)")
     _refuse_dilations(values)
@@ -123,6 +133,15 @@ def _conv(graph: ReadGraph, node: onnx.NodeProto) -> Match:
         return (_with_padding(partial(Conv2d, **settings), values, shape, ("same", "full")),)
 
     return Match((node.input[0],), make, arrays, graph.source(node.input[1]))
+
+
+def _as_row(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the attributes of a convolution of one axis for maps of one row."""
+    found = dict(values)
+    if "pads" in found:
+        left, right = found["pads"]
+        found["pads"] = [0, left, 0, right]
+    return found | {"strides": (1, *found.get("strides", (1,)))}
 
 
 def _refuse_dilations(values: Mapping[str, Any]) -> None:
@@ -304,6 +323,8 @@ def _flatten(graph: ReadGraph, node: onnx.NodeProto) -> Match:
 
 def _reshape(graph: ReadGraph, node: onnx.NodeProto) -> Match:
     target = graph.constant(node.input[1])
+    if target is not None and target.size in (3, 4):
+        return _reshape_to_maps(node, [int(size) for size in target.reshape(-1)])
     if target is None or target.size != 2:
         raise UserError("the new shape is no vector per sample; expected (N, F)")
     batch, features = (int(size) for size in target.reshape(-1))
@@ -320,6 +341,31 @@ def _reshape(graph: ReadGraph, node: onnx.NodeProto) -> Match:
                 f"a vector per sample, (0, -1) or (-1, {count})"
             )
         return (Flatten(),) if len(shape) > 1 else ()
+
+    return Match((node.input[0],), make)
+
+
+def _reshape_to_maps(node: onnx.NodeProto, target: list[int]) -> Match:
+    """Match a reshape of one axis per sample into another axis of maps, or of rows (N, C, W)."""
+
+    def make(shape: Shape) -> tuple[Layer, ...]:
+        count = math.prod(shape)
+        batch, *sizes = target
+        maps = [shape[i] if size == 0 and len(shape) > i else size for i, size in enumerate(sizes)]
+        known = math.prod(size for size in maps if size != -1)
+        maps = [count // known if size == -1 and known else size for size in maps]
+        if len(maps) == 2:
+            maps.insert(1, 1)
+        keeps = batch in (0, FREE_BATCH) or (batch == -1 and -1 not in sizes)
+        is_same = tuple(maps) == shape
+        is_one_axis = max(shape) == max(maps) == count == math.prod(maps)
+        if not (keeps and (is_same or is_one_axis)):
+            raise UserError(
+                f"the new shape is {target} for {shape} per sample; expected a vector per sample, "
+                "or one axis as another axis"
+            )
+        channels, height, width = maps
+        return () if is_same else (Reshape((channels, height, width)),)
 
     return Match((node.input[0],), make)
 
@@ -456,10 +502,24 @@ def _sum(graph: ReadGraph, node: onnx.NodeProto) -> Match | None:
 
 
 def _product(graph: ReadGraph, node: onnx.NodeProto) -> Match | None:
+    """Match a product; a gate in the size of the maps (Expand) is the gate."""
     inputs = tuple(node.input)
     if any(graph.constant(name) is not None for name in inputs):
         return None
+    for position, name in enumerate(inputs):
+        repeat, whole = graph.node(name, "Expand"), inputs[1 - position]
+        if repeat is not None and graph.node(whole, "Expand") is None:
+            target = graph.constant(repeat.input[1])
+            sizes = None if target is None else target.tolist()
+            return Match((whole, repeat.input[0]), partial(_gated, sizes))
     return Match(inputs, always(Multiply()))
+
+
+def _gated(target: list[int] | None, shape: Shape) -> tuple[Layer, ...]:
+    """Return the product of maps and a gate that is repeated to the shape of the maps."""
+    if target is None or target[1:] != list(shape):
+        raise UserError(f"a gate is repeated to {target}; expected the shape of the maps, {shape}")
+    return (Multiply(),)
 
 
 def _concatenate(graph: ReadGraph, node: onnx.NodeProto) -> Match:
@@ -504,9 +564,10 @@ _LAYERS: Mapping[str, tuple[Reader, ...]] = {
     "Pad": (read_pad,),
     "ReduceMax": (partial(_reduction, GlobalMaxPool2d),),
     "ReduceMean": (partial(_reduction, GlobalAveragePool2d),),
-    "Reshape": (read_shuffle, _reshape),
+    "Reshape": (read_shuffle, read_blocks, _reshape),
     "Resize": (read_resize,),
     "Slice": (read_slice,),
+    "SpaceToDepth": (read_space_to_depth,),
     "Split": (read_split,),
     "Squeeze": (_squeeze,),
     "Sub": (_function, _affine),
@@ -523,6 +584,9 @@ _ANY_LAYOUT = frozenset({
     "MatMul", "Pad", "ReduceMax", "ReduceMean", "Resize", "Slice", "Split", "Sum", "Transpose",
 })  # fmt: skip
 """Operators that are read with the channels on the last axis, too."""
+
+_OF_ROWS = frozenset({*ending_operators(), "BatchNormalization", "Cast", "Conv", "Reshape"})
+"""Operators that are read for rows (N, C, W), which are maps of height 1."""
 
 LAYER_OPERATORS = sorted({*_LAYERS, *operators()})
 """Operators that are, or end, a layer of dptrain."""

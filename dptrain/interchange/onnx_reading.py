@@ -54,6 +54,7 @@ class ReadGraph:
             # Further outputs, such as the mask of a dropout, are no outputs of layers.
             self._nodes.update((output, node) for output in node.output[:1])
         self._nodes = dict(self._without_differences())
+        self._rows = self._find_rows()
         self._positions = {tensor: index for index, tensor in enumerate(self._nodes)}
         self._readers = Counter(name for node in self._nodes.values() for name in node.input)
         self.outputs = [value.name for value in graph.output]
@@ -76,6 +77,12 @@ class ReadGraph:
         node = self._nodes.get(tensor)
         return node if node is not None and operator in (None, node.op_type) else None
 
+    def insert(self, node: onnx.NodeProto) -> str:
+        """Add a node that the file lacks and return its tensor; readers use it for parts."""
+        tensor = str(node.output[0])
+        self._nodes[tensor] = node
+        return tensor
+
     def position(self, tensor: str) -> int:
         """Return the position of the node of a tensor in the file."""
         return self._positions[tensor]
@@ -87,6 +94,21 @@ class ReadGraph:
     def is_channels_last(self, tensor: str) -> bool:
         """Return whether maps have their channels on the last axis."""
         return tensor in self._channels_last
+
+    def is_row(self, tensor: str) -> bool:
+        """Return whether a tensor has three axes (N, C, W), as a reshape makes it."""
+        return tensor in self._rows
+
+    def _find_rows(self) -> frozenset[str]:
+        found = set[str]()
+        for tensor, node in self._nodes.items():
+            if node.op_type == "Reshape":
+                target = self.constant(node.input[1])
+                is_row = target is not None and target.size == 3
+            else:
+                is_row = not found.isdisjoint(node.input) and node.op_type != "Shape"
+            found.update([tensor] if is_row else ())
+        return frozenset(found)
 
     def channel_axis(self, tensor: str) -> int:
         """Return the axis of the channels of maps: 1 or 3."""

@@ -31,6 +31,7 @@ from dptrain.network.layers import (
     LocalResponseNorm,
     MaxPool2d,
     Pads,
+    Reshape,
     StochasticDepth,
     SumPool2d,
     entry_of,
@@ -186,6 +187,10 @@ def _shuffle(node: Node, layer: ChannelShuffle) -> Code:
     return Code(f"{groups}.transpose(1, 2).flatten(1, 2)")
 
 
+def _reshape(node: Node, layer: Reshape) -> Code:
+    return Code(f"{{0}}.reshape(-1, {', '.join(map(str, layer.shape))})")
+
+
 def _pad(node: Node, layer: Pad2d) -> Code:
     top, bottom, left, right = layer.sides
     mode = "" if layer.mode == "zeros" else f', mode="{layer.mode}"'
@@ -236,6 +241,7 @@ CODE: Mapping[type[Layer], Callable[[Node, Any], Code]] = {
     GlobalAveragePool2d: partial(_function, "{0}.mean((2, 3), keepdim=True)"),
     GlobalMaxPool2d: partial(_function, "F.adaptive_max_pool2d({0}, 1)"),
     Flatten: partial(_function, "{0}.flatten(1)"),
+    Reshape: _reshape,
     Activation: _activation,
     Dropout: _dropout,
     StochasticDepth: partial(_function, "{0}"),

@@ -19,6 +19,7 @@ from dptrain.network.layers import (
     Layer,
     LocalResponseNorm,
     MaxPool2d,
+    Reshape,
     StochasticDepth,
     SumPool2d,
 )
@@ -28,7 +29,7 @@ from dptrain.network.normalization import BatchNorm2d, GroupNorm, LayerNorm
 
 _CLASSES: tuple[type[Layer], ...] = (
     Conv2d, MaxPool2d, AveragePool2d, SumPool2d, GlobalAveragePool2d, GlobalMaxPool2d, Flatten,
-    Dense, *ACTIVATIONS.values(), Dropout, StochasticDepth,
+    Reshape, Dense, *ACTIVATIONS.values(), Dropout, StochasticDepth,
     BatchNorm2d, GroupNorm, LayerNorm, LocalResponseNorm, Add, Concatenate, Multiply,
     Pad2d, Resize2d, Crop2d, Dilate2d,
     ChannelSlice, ChannelShuffle,

@@ -473,6 +473,50 @@ class Flatten(Layer):
 
 
 @dataclass(frozen=True)
+class Reshape(Layer):
+    """Turns a vector, or maps of which one size alone exceeds 1, into such maps of other sizes.
+
+    The order of the elements does not change. As maps of one row, the means of channels are the
+    input of a convolution along the channels, as in efficient channel attention.
+
+    Source: Wang et al., "ECA-Net: efficient channel attention", 2020, section 3.3.
+
+    Attributes:
+        shape: (C, H, W) of the output, of which one size alone may exceed 1.
+
+    Example:
+        >>> from dptrain import Conv2d, GlobalAveragePool2d, Input, Reshape, Sigmoid
+        >>> x = Input((8, 5, 5))
+        >>> row = Conv2d(1, (1, 3), bias=False)(Reshape((1, 1, 8))(GlobalAveragePool2d()(x)))
+        >>> (x * Sigmoid()(Reshape((8, 1, 1))(row))).shape
+        (8, 5, 5)
+    """
+
+    kind: ClassVar[str] = "reshape"
+
+    shape: tuple[int, int, int]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for size in self.shape:
+            check_size(size, "reshape size")
+        if max(self.shape) != math.prod(self.shape):
+            raise UserError(f"reshape shape is {self.shape}; expected one size above 1 at most")
+
+    def output_shape(self, input_shape: Shape) -> Shape:
+        count = math.prod(input_shape)
+        if max(input_shape) != count or count != math.prod(self.shape):
+            raise UserError(
+                f"reshape makes {self.shape} of {input_shape}; expected as many elements, on one "
+                "axis alone"
+            )
+        return self.shape
+
+    def flops(self, input_shape: Shape) -> Flops:
+        return Flops(0)
+
+
+@dataclass(frozen=True)
 class Dense(Layer):
     """Fully connected layer, y = W x + b with W of shape (out, in)."""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -121,6 +122,12 @@ class Plan:
     recomputed: frozenset[str] = frozenset()
     cuts: tuple[int, ...] = ()
     passes: int = 1
+
+    @cached_property
+    def shapes(self) -> Mapping[str, Shape]:
+        """(C, H, W) of the outputs of layers, and of the gradients with respect to them."""
+        maps = {node.name: node.output_maps for group in self.groups for node in group.nodes}
+        return maps | {f"d{name}": shape for name, shape in maps.items()}
 
     @property
     def batch_size(self) -> int:

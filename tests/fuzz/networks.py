@@ -66,6 +66,7 @@ from dptrain.network import (
     NodeSpec,
     Pad2d,
     ReLU,
+    Reshape,
     Resize2d,
     Shape,
     SigmoidBinaryCrossEntropy,
@@ -212,6 +213,10 @@ class _Builder:
             return
         if len(shape) == 3 and kind < 0.4:
             inputs[1] = self.add(GlobalAveragePool2d(), name)
+            if kind < 0.1:
+                # Efficient channel attention.
+                row = self.add(Reshape((1, 1, shape[0])), inputs[1])
+                inputs[1] = self.add(Reshape((shape[0], 1, 1)), self.add(Conv2d(1, (1, 3)), row))
         elif len(shape) == 3 and kind < 0.6:
             inputs[1] = self.add(Conv2d(1, 3), name)
         elif kind < 0.8:

@@ -18,7 +18,7 @@ from dptrain.backends.cuda.device.launching import launch
 from dptrain.backends.cuda.replica import CudaReplica
 from dptrain.backends.replica import Arrays, Context, Kernel
 from dptrain.network.biases import BiasAdd
-from dptrain.network.layers import Flatten, Layer
+from dptrain.network.layers import Flatten, Layer, Reshape
 from dptrain.plan.lowering import (
     Access,
     BufferSpec,
@@ -174,8 +174,8 @@ class SingleLayerOperation(Operation[L]):
         """Return the stage that writes dx."""
 
 
-class FlattenOperation(Operation[Flatten]):
-    """Flatten: the output is the input in another shape."""
+class FlattenOperation(Operation[Flatten | Reshape]):
+    """Flatten and Reshape: the output is the input in another shape."""
 
     @classmethod
     def needs(cls, group: Group, setting: Setting) -> GroupNeeds:

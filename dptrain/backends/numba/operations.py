@@ -34,6 +34,7 @@ from dptrain.network.layers import (
     Layer,
     LocalResponseNorm,
     Pool2d,
+    Reshape,
     StochasticDepth,
 )
 from dptrain.network.maps.resampling import Resampling
@@ -183,8 +184,8 @@ class _Single(Operation[L]):
         """Return the stage that writes dx."""
 
 
-class Alias(Operation[Flatten]):
-    """Flatten: the same memory in another shape."""
+class Alias(Operation[Flatten | Reshape]):
+    """Flatten and Reshape: the same memory in another shape."""
 
     @classmethod
     def needs(cls, group: Group, setting: Setting) -> GroupNeeds:

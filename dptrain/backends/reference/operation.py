@@ -74,7 +74,7 @@ class WeightedOperation(Operation[L]):
 
 
 class Alias(Operation[Layer]):
-    """Flatten: the same memory in another shape."""
+    """Flatten and Reshape: the same memory in another shape."""
 
     @classmethod
     def needs(cls, group: Group, setting: Setting) -> GroupNeeds:

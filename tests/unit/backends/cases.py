@@ -45,6 +45,7 @@ from dptrain.network import (
     Network,
     Pad2d,
     ReLU,
+    Reshape,
     Resize2d,
     Shape,
     Sigmoid,
@@ -64,7 +65,7 @@ FEATURES: dict[type[Layer], str] = {
     for layer in (
         *ACTIVATIONS.values(), GlobalAveragePool2d, GlobalMaxPool2d, StochasticDepth,
         BatchNorm2d, GroupNorm, LayerNorm, Multiply, Pad2d, Resize2d, Crop2d, Dilate2d,
-        ChannelSlice, ChannelShuffle,
+        ChannelSlice, ChannelShuffle, Reshape,
     )
     if layer not in (ReLU, Sigmoid)
 }  # fmt: skip
@@ -359,7 +360,18 @@ def _channels() -> list[Case]:
         ("3 groups of 5", (1, 15, 2, 3), ChannelShuffle(3)),
         ("16 groups of 2", (2, 32, 2, 2), ChannelShuffle(16)),
     ]
-    return [behind_maps(f"{layer.kind}: {name}", shape, [layer]) for name, shape, layer in table]
+    turned: dict[str, tuple[int, tuple[Layer, ...]]] = {
+        str(count): (count, (Reshape((1, 1, count)), Conv2d(1, (1, 3)), Reshape((count, 1, 1))))
+        for count in (1, 7, 16)
+    }
+    turned["columns"] = 9, (Reshape((1, 9, 1)), Conv2d(2, (2, 1)), ReLU())
+    return [
+        *(behind_maps(f"{layer.kind}: {name}", shape, [layer]) for name, shape, layer in table),
+        *(
+            behind_maps(f"reshape: {name}", (3, count, 4, 2), [GlobalAveragePool2d(), *layers])
+            for name, (count, layers) in turned.items()
+        ),
+    ]
 
 
 def _resampling() -> list[Case]:

@@ -38,6 +38,7 @@ from dptrain.network import (
     Network,
     Node,
     Pad2d,
+    Reshape,
     Resize2d,
     StochasticDepth,
     SumPool2d,
@@ -167,6 +168,8 @@ def _apply(
         return x * _dropout_factor(node, layer, keys) if keys else x
     if isinstance(layer, Flatten):
         return x.flatten(1)
+    if isinstance(layer, Reshape):
+        return x.reshape(-1, *layer.shape)
     return _function(node, x)
 
 

@@ -689,6 +689,94 @@ def test_shuffled_channels(groups: int, computed: bool, tmp_path: Path) -> None:
     assert network.nodes[0].layer == ChannelShuffle(groups)
 
 
+def blocks(perm: list[int], size: int, joined: list[int]) -> tuple[list[Any], Arrays]:
+    """Return nodes that make channels of blocks of pixels of x (N, 2, 6, 12), and constants."""
+    parts = [-1, 2, 6 // size, size, 12 // size, size]
+    nodes = chain(("Reshape", ["p"], {}), ("Transpose", [], {"perm": perm}),
+                  ("Reshape", ["m"], {}), *ENDING)  # fmt: skip
+    return nodes, {"p": np.array(parts), "m": np.array(joined)}
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("perm", [[0, 3, 5, 1, 2, 4], [0, 1, 3, 5, 2, 4]])
+def test_blocks_of_pixels_become_channels(perm: list[int], size: int, tmp_path: Path) -> None:
+    """As in TResNet, and as PixelUnshuffle."""
+    joined = [-1, 2 * size * size, 6 // size, 12 // size]
+    nodes, constants = blocks(perm, size, joined)
+    shape = (2, 6, 12)
+    network = check(file_of(tmp_path, nodes, constants, ("N", *shape)), shape)
+    assert [node.layer.kind for node in network.nodes].count("crop") == size * size
+    constants["m"] = np.array([-1, *joined[1:][::-1]])
+    with pytest.raises(UserError, match=r"\(Reshape\): the new shapes are .*; expected blocks"):
+        read_onnx(file_of(tmp_path, nodes, constants, ("N", *shape)))
+
+
+def test_space_to_depth(tmp_path: Path) -> None:
+    nodes = chain(("SpaceToDepth", [], {"blocksize": 2}), *ENDING)
+    check(file_of(tmp_path, nodes, {}, ("N", 3, 4, 6)), (3, 4, 6))
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_gate_per_channel_times_one_per_pixel(is_first: bool, tmp_path: Path) -> None:
+    """As in FocalNet."""
+    nodes = [
+        helper.make_node("GlobalAveragePool", ["x"], ["channels"]),
+        helper.make_node("Conv", ["x", "w"], ["pixels"]),
+        helper.make_node("Mul", ["channels", "pixels"][:: 1 if is_first else -1], ["product"]),
+        helper.make_node("Flatten", ["product"], ["y"]),
+    ]
+    network = check(file_of(tmp_path, nodes, {"w": WEIGHT[:1, :, :1, :1]}))
+    assert [node.layer for node in network.nodes if node.layer.kind == "resize"] == [
+        Resize2d(size=(8, 6))
+    ]
+
+
+ATTENTION = [
+    helper.make_node("ReduceMean", ["x", "axes"], ["mean"], keepdims=0),
+    helper.make_node("Reshape", ["mean", "row"], ["r"]),
+    helper.make_node("Conv", ["r", "w"], ["c"], kernel_shape=[3], pads=[1, 1]),
+    helper.make_node("Sigmoid", ["c"], ["s"]),
+    helper.make_node("Reshape", ["s", "gate"], ["g"]),
+    helper.make_node("Shape", ["x"], ["shape"]),
+    helper.make_node("Expand", ["g", "shape"], ["e"]),
+    helper.make_node("Mul", ["e", "x"], ["product"]),
+    helper.make_node("Flatten", ["product"], ["y"]),
+]
+"""Efficient channel attention as PyTorch exports it, for x (N, 5, 4, 3)."""
+
+ROWS: Arrays = {
+    "axes": np.array([2, 3]), "row": np.array([0, 1, 5]), "gate": np.array([0, 5, 1, 1]),
+    "w": RNG.standard_normal((1, 1, 3)).astype(np.float32),
+}  # fmt: skip
+
+
+def test_efficient_channel_attention(tmp_path: Path) -> None:
+    network = check(file_of(tmp_path, ATTENTION, ROWS, ("N", 5, 4, 3)), (5, 4, 3))
+    kinds = [node.layer.kind for node in network.nodes]
+    assert [kinds.count(kind) for kind in ("reshape", "multiply", "resize")] == [2, 1, 0]
+
+
+def test_rows_are_no_maps(tmp_path: Path) -> None:
+    """Axis 2 of (N, C, W) is the width: operators with axes would read another axis."""
+    ends = {"start": np.array([0]), "end": np.array([2]), "axis": np.array([2])}
+    nodes = [
+        *ATTENTION[:4],
+        helper.make_node("Slice", ["s", "start", "end", "axis"], ["part"]),
+        helper.make_node("Flatten", ["part"], ["y"]),
+    ]
+    with pytest.raises(UserError, match=r"its input is \(N, C, W\); expected maps"):
+        read_onnx(file_of(tmp_path, nodes, {**ROWS, **ends}, ("N", 5, 4, 3)))
+
+
+def test_a_gate_of_another_size_is_refused(tmp_path: Path) -> None:
+    nodes = [*ATTENTION[:5], helper.make_node("Expand", ["g", "size"], ["e"]), *ATTENTION[7:]]
+    sizes = {**ROWS, "size": np.array([1, 5, 4, 3])}
+    check(file_of(tmp_path, nodes, sizes, ("N", 5, 4, 3)), (5, 4, 3))
+    nodes[-2] = helper.make_node("Mul", ["e", "g"], ["product"])
+    with pytest.raises(UserError, match=r"repeated to \[1, 5, 4, 3\]; expected the shape"):
+        read_onnx(file_of(tmp_path, nodes, sizes, ("N", 5, 4, 3)))
+
+
 def test_reshapes_that_mix_channels_and_pixels_are_refused(tmp_path: Path) -> None:
     nodes, sizes = shuffle(2, [0, 2, 1, 3, 4], computed=False)
     path = file_of(tmp_path, nodes, {**sizes, "m": np.array([0, 2, 6, 3])}, ("N", 6, 2, 3))
@@ -698,7 +786,7 @@ def test_reshapes_that_mix_channels_and_pixels_are_refused(tmp_path: Path) -> No
         read_onnx(path)
     nodes, sizes = shuffle(2, [0, 2, 1, 4, 3], computed=False)
     with pytest.raises(
-        UserError, match=r"'maps' \(Reshape\): the new shape is no vector per sample"
+        UserError, match=r"'turned' \(Transpose\) is no layer of dptrain in this place"
     ):
         read_onnx(file_of(tmp_path, nodes, sizes, ("N", 6, 2, 3)))
 

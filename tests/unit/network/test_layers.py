@@ -32,6 +32,7 @@ from dptrain.network import (
     Normal,
     Pad2d,
     ReLU,
+    Reshape,
     Resize2d,
     Sigmoid,
     SigmoidBinaryCrossEntropy,
@@ -68,6 +69,12 @@ REFUSALS: list[tuple[Callable[[], object], str]] = [
     (lambda: Crop2d((0, 0), (1, 1), (0, 1)), "crop step is 0; expected a whole number from 1"),
     (lambda: Crop2d((0, 0), (4, 1)).output_shape((1, 3, 3)), "crop stop is 4; expected at most 3"),
     (lambda: Affine(math.nan), "affine scale is nan; expected a finite number"),
+    (lambda: Reshape((2, 1, 4)), "reshape shape is (2, 1, 4); expected one size above 1 at most"),
+    (lambda: Reshape((0, 1, 1)), "reshape size is 0; expected a whole number from 1 to"),
+    (
+        lambda: Reshape((1, 1, 8)).output_shape((2, 1, 4)),
+        "reshape makes (1, 1, 8) of (2, 1, 4); expected as many elements, on one axis alone",
+    ),
     (lambda: ChannelShuffle(0), "shuffle groups is 0; expected a whole number from 1 to"),
     (
         lambda: ChannelShuffle(2).output_shape((3, 2, 2)),
