@@ -103,14 +103,10 @@ def node_ranks(reports: Iterable[Report]) -> Lines:
 
 
 def gpu_images(reports: Iterable[Report]) -> Lines:
-    """Steps of training on images, compared with a step without input and with PyTorch.
-
-    Modes of PyTorch are those of the same precision.
-    """
+    """Steps of training on images, compared with a step without input and with PyTorch."""
     lines = []
-    precisions = (rows for report in reports
-                  for rows in Rows(report.rows.get("data", ())).cases("precision"))  # fmt: skip
-    found = [each for rows in precisions for each in _default(rows)]
+    cases = (Rows(report.rows.get("data", ())) for report in reports)
+    found = [each for rows in cases for each in _default(rows)]
     for each in sorted(found, key=lambda each: (each.ours["gpus"], each.ours["batch"])):
         row, ms = each.ours, _median_ms(each.ours)
         peer = "" if each.best is None else f"{_median_ms(each.best) / ms:.2f}"
