@@ -44,7 +44,6 @@ from dptrain.interchange.onnx_resampling import (
     read_slice,
     read_transposed_convolution,
 )
-from dptrain.interchange.onnx_shapes import FREE_BATCH
 from dptrain.network.activations import Affine
 from dptrain.network.combining import (
     Add,
@@ -81,7 +80,8 @@ def match(graph: ReadGraph, node: onnx.NodeProto) -> Match | None:
     Raises:
         UserError: the operator has a setting that its layer does not have.
     """
-    layouts = {graph.is_channels_last(x) for x in node.input if graph.constant(x) is None}
+    read = [x for x in node.input if x and graph.constant(x) is None]
+    layouts = {graph.is_channels_last(x) for x in read}
     if len(layouts) > 1:
         raise UserError("its inputs have the channels on different axes; expected one axis")
     if True in layouts and node.op_type not in _ANY_LAYOUT:
@@ -89,8 +89,8 @@ def match(graph: ReadGraph, node: onnx.NodeProto) -> Match | None:
     rows = {graph.is_row(x) for x in node.input if graph.constant(x) is None}
     if True in rows and (len(rows) > 1 or node.op_type not in _OF_ROWS):
         raise UserError("its input is (N, C, W); expected maps (N, C, H, W)")
-    for read in READERS.get(node.op_type, ()):
-        found = read(graph, node)
+    for reader in READERS.get(node.op_type, ()):
+        found = reader(graph, node)
         if found is not None:
             return found
     return None
@@ -238,7 +238,7 @@ def _pool(
 ) -> Match:
     """Match a pooling; for a sum, the mean that is multiplied by the size of the window."""
     values, x = attributes(node), node.input[0]
-    if kind is MaxPool2d:
+    if kind is MaxPool2d and values.get("auto_pad", "NOTSET") in ("NOTSET", "VALID"):
         x, around = before_padding(graph, x)
         if any(around):
             inner = values.get("pads", [0, 0, 0, 0])
@@ -328,7 +328,7 @@ def _reshape(graph: ReadGraph, node: onnx.NodeProto) -> Match:
     if target is None or target.size != 2:
         raise UserError("the new shape is no vector per sample; expected (N, F)")
     batch, features = (int(size) for size in target.reshape(-1))
-    batches = {0, FREE_BATCH, *(sizes[0] for sizes in graph.inputs.values() if sizes)}
+    batches = {0, *graph.batches}
 
     def make(shape: Shape) -> tuple[Layer, ...]:
         count = math.prod(shape)

@@ -15,7 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from dptrain.errors import UserError, shown
 from dptrain.files import require_regular
-from dptrain.interchange.onnx_shapes import values_of_shapes
+from dptrain.interchange.onnx_shapes import FREE_BATCH, values_of_shapes
 from dptrain.interchange.own_functions import known_functions
 
 TO_LAST, TO_FIRST = [0, 2, 3, 1], [0, 3, 1, 2]
@@ -118,6 +118,11 @@ class ReadGraph:
         """Return which axis of maps (N, C, H, W) an axis of a tensor of maps is."""
         order = TO_LAST if self.is_channels_last(tensor) else range(4)
         return order[axis % 4]
+
+    @property
+    def batches(self) -> set[int]:
+        """What the number of samples may be in constants: `FREE_BATCH`, and that of an input."""
+        return {FREE_BATCH, *(sizes[0] for sizes in self.inputs.values() if sizes and sizes[0])}
 
     def constant(self, tensor: str) -> NDArray[Any] | None:
         """Return the values of a constant; None for tensors that depend on the input.

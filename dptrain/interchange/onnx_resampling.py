@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import onnx
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from dptrain.errors import UserError
 from dptrain.interchange.onnx_matching import Match, always, constants
 from dptrain.interchange.onnx_reading import ReadGraph, attributes, number
-from dptrain.network.layers import Layer, Shape
+from dptrain.network.layers import Layer, Shape, maps_of
 from dptrain.network.maps.channels import ChannelSlice
 from dptrain.network.maps.resampling import (
     Crop2d,
@@ -41,6 +41,19 @@ def _values(graph: ReadGraph, node: onnx.NodeProto, position: int) -> NDArray[An
     return found.reshape(-1) if found.size else None
 
 
+def _axes(graph: ReadGraph, node: onnx.NodeProto, listed: Iterable[Any]) -> list[int]:
+    """Return which axes of maps (N, C, H, W) the axes of the input of a node are.
+
+    Raises:
+        UserError: an axis is none of maps, or is listed twice.
+    """
+    axes = [int(axis) for axis in listed]
+    found = [graph.axis(node.input[0], axis) for axis in axes]
+    if len(set(found)) < len(found) or not all(-4 <= axis < 4 for axis in axes):
+        raise UserError(f"its axes are {axes}; expected different ones, from -4 to 3")
+    return found
+
+
 def read_pad(graph: ReadGraph, node: onnx.NodeProto) -> Match:
     """Match a padding of rows and columns."""
     values = attributes(node)
@@ -53,9 +66,9 @@ def read_pad(graph: ReadGraph, node: onnx.NodeProto) -> Match:
     filled = values.get("value", 0.0) if constant is None else float(constant[0])
     if mode == "constant" and filled:
         raise UserError(f"it pads with {filled:g}; expected 0")
-    listed = range(len(pads) // 2) if axes is None else [int(axis) % 4 for axis in axes]
-    sides = dict.fromkeys(range(4), (0, 0))
     half = len(pads) // 2
+    listed = _axes(graph, node, range(half) if axes is None else axes)
+    sides = dict.fromkeys(range(4), (0, 0))
     sides |= dict(zip(listed, zip(pads[:half], pads[half:], strict=True), strict=True))
     if any(any(sides[axis]) for axis in sides if axis not in (2, 3)):
         raise UserError(f"its pads are {list(pads)}; expected those of rows and columns alone")
@@ -146,8 +159,11 @@ def read_resize(graph: ReadGraph, node: onnx.NodeProto) -> Match:
     for name, expected in (("antialias", 0), ("keep_aspect_ratio_policy", "stretch")):
         if values.get(name, expected) != expected:
             raise UserError(f"its {name} is {values[name]}; expected {expected}")
-    axes = [int(axis) % 4 for axis in values.get("axes", range(4))]
+    axes = _axes(graph, node, values.get("axes", range(4)))
     by_axis = dict(zip(axes, given.tolist(), strict=True))
+    kept = {1} if sizes is None else graph.batches
+    if by_axis.get(0, min(kept)) not in kept:
+        raise UserError("it changes the number of samples; expected that of rows and columns")
 
     def make(shape: Shape) -> tuple[Layer, ...]:
         channels = by_axis.get(1, 1 if sizes is None else shape[0])
@@ -193,7 +209,9 @@ def _check_positions(values: dict[str, Any], layer: Resize2d, shape: Shape) -> N
             f"its coordinate_transformation_mode is {positions}; expected {' or '.join(allowed)}"
         )
     pairs = zip(layer.output_shape(shape)[1:], shape[1:], strict=True)
-    is_whole = all(new % old == 0 for new, old in pairs)
+    # A size is rounded down, but positions are those of the exact scale.
+    ratios = layer.scales if layer.size is None else [new / old for new, old in pairs]
+    is_whole = all(ratio.is_integer() for ratio in ratios)
     is_near = positions in ("half_pixel", "pytorch_half_pixel") and rounding.startswith("round")
     if not ((positions, rounding) == ("asymmetric", "floor") or (is_whole and is_near)):
         raise UserError(
@@ -222,7 +240,7 @@ def read_slice(graph: ReadGraph, node: onnx.NodeProto) -> Match:
     """Match consecutive channels, and rows and columns with any step."""
     x, values = node.input[0], _settings(graph, node, ("starts", "ends", "axes", "steps"))
     starts, ends = values["starts"], values["ends"]
-    axes = [graph.axis(x, int(axis)) for axis in values.get("axes", range(len(starts)))]
+    axes = _axes(graph, node, values.get("axes", range(len(starts))))
     steps = values.get("steps", [1] * len(starts))
     parts = {
         axis: slice(*map(int, bounds))
@@ -235,6 +253,7 @@ def read_slice(graph: ReadGraph, node: onnx.NodeProto) -> Match:
         )
 
     def make(shape: Shape) -> tuple[Layer, ...]:
+        maps_of("slice", shape)
         bounds = [parts.get(axis, slice(None)).indices(size) for axis, size in enumerate(shape, 1)]
         (first, after, _), *pixels = bounds
         layers = list[Layer]()

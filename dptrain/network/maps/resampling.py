@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
-from dptrain.errors import UserError
+from dptrain.errors import UserError, shown
 from dptrain.network.layers import Conv2d, Flops, Layer, PaddingName, Shape, check_size, maps_of
 
 Taps = tuple[tuple[tuple[int, float], ...], ...]
@@ -134,7 +134,9 @@ class Resize2d(Resampling):
     Attributes:
         scale: size of the output, rounded down, relative to that of the input; one number or that
             of height and width.
-        size: height and width of the output instead; None for those from `scale`.
+        size: height and width of the output instead; None for those from `scale`. It is needed if
+            rounding makes H, or 2·H for "nearest", of another number H·scale: programs then differ
+            in the pixels that they read.
         mode: "nearest" or "bilinear".
         align_corners: the corners of input and output are at the same positions; for "bilinear".
 
@@ -155,7 +157,7 @@ class Resize2d(Resampling):
         super().__post_init__()
         for scale in self.scales:
             if not 0.0 < scale < 2.0**20:
-                raise UserError(f"resize scale is {scale}; expected a number above 0, at most 2^20")
+                raise UserError(f"resize scale is {scale}; expected a number above 0, below 2^20")
         if self.size is not None:
             for number in _pair(self.size):
                 check_size(number, "resize size")
@@ -177,9 +179,17 @@ class Resize2d(Resampling):
     def axis_size(self, axis: int, size: int) -> int:
         if self.size is not None:
             return _pair(self.size)[axis]
-        count = math.floor(size * self.scales[axis])
+        scale = self.scales[axis]
+        count = math.floor(size * scale)
         if count < 1:
             raise UserError(f"resize makes 0 of {size} rows or columns; expected at least 1")
+        # PyTorch and ONNX Runtime copy pixels for these sizes, and do not use the scale.
+        copied = (size, 2 * size) if self.mode == "nearest" else (size,)
+        if count in copied and count != size * scale:
+            raise UserError(
+                f"resize scale is {scale}, which makes {count} of {size} rows or columns without a "
+                f"definite position; use the scale {count / size:g}, or a size"
+            )
         return count
 
     def axis_taps(self, axis: int, size: int) -> Taps:
@@ -308,7 +318,8 @@ def transposed_convolution(
         bias: whether the convolution has a bias for each filter.
 
     Raises:
-        UserError: the output would lack more than kernel − 1 rows or columns at a side.
+        UserError: the output would lack more than kernel − 1 rows or columns at a side, or an
+            argument is of another type.
 
     Example:
         >>> from dptrain import Input
@@ -318,8 +329,16 @@ def transposed_convolution(
         >>> x.shape
         (4, 10, 10)
     """
+    convolution = Conv2d(filters, kernel, groups=groups, bias=bias)
     height, width = _pair(kernel)
-    top, bottom, left, right = padding
+    match padding:
+        case (int(top), int(bottom), int(left), int(right)):
+            pass
+        case _:
+            raise UserError(
+                f"the padding of a transposed convolution is {shown(padding)}; expected four whole "
+                "numbers: top, bottom, left and right"
+            )
     pads = height - 1 - top, height - 1 - bottom, width - 1 - left, width - 1 - right
     if min(pads) < 0:
         raise UserError(
@@ -328,9 +347,9 @@ def transposed_convolution(
         )
     is_equal = len(set(pads)) == 1
     outside: int | PaddingName = pads[0] if is_equal else "valid"
-    layers: list[Layer] = [] if _pair(stride) == (1, 1) else [Dilate2d(stride)]
+    layers: list[Layer] = [Dilate2d(stride)] if Dilate2d(stride).factors != (1, 1) else []
     layers += [] if is_equal else [Pad2d(pads)]
-    return *layers, Conv2d(filters, kernel, padding=outside, groups=groups, bias=bias)
+    return *layers, replace(convolution, padding=outside)
 
 
 def _pair(value: int | tuple[int, int]) -> tuple[int, int]:

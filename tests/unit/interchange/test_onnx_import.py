@@ -391,6 +391,46 @@ def test_other_paddings_and_positions_are_refused(
         read_onnx(path)
 
 
+LAST, FIRST = {"perm": [0, 2, 3, 1]}, {"perm": [0, 3, 1, 2]}
+NEAREST = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+SAME = {"kernel_shape": [3, 3], "strides": [2, 2], "auto_pad": "SAME_UPPER"}
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        [("Transpose", [], LAST), ("Pad", ["rows"], {}), ("Transpose", [], FIRST), *ENDING],
+        [("Transpose", [], LAST), ("Resize", ["", "s"], NEAREST), ("Transpose", [], FIRST),
+         *ENDING],
+        [("Resize", ["", "near"], {}), *ENDING],
+        [("Resize", ["", "same"], NEAREST), *ENDING],
+        [("Resize", ["", "batch"], NEAREST), *ENDING],
+        [("Resize", ["", "", "sizes"], NEAREST), *ENDING],
+        [("Pad", ["around", "low"], {}), ("MaxPool", [], SAME), *ENDING],
+        [("Flatten", [], {}), ("Slice", ["first", "third", "last"], {})],
+    ],
+    ids=lambda steps: "-".join(f"{name}{inputs}" for name, inputs, _ in steps[:2]),
+)  # fmt: skip
+def test_axes_and_positions_are_those_of_the_runtime_or_refused(
+    steps: list[tuple[str, list[str], dict[str, Any]]], tmp_path: Path
+) -> None:
+    """Rows, columns and samples of an operator are never read as other ones."""
+    arrays = {
+        "rows": np.array([0, 0, 1, 0, 0, 0, 2, 0]), "around": np.array([0, 0, 1, 1, 0, 0, 1, 1]),
+        "low": np.float32(-np.inf),
+        "s": np.array([1, 2, 3, 1], np.float32), "near": np.array([1, 1, 2.1, 2.1], np.float32),
+        "same": np.array([1, 1, 1.01, 1.01], np.float32),
+        "batch": np.array([2, 1, 1, 2], np.float32), "sizes": np.array([7, 3, 8, 8]),
+        "first": np.array([1]), "third": np.array([3]), "last": np.array([-1]),
+    }  # fmt: skip
+    path = file_of(tmp_path, chain(*steps), arrays)
+    if steps[0][0] == "Transpose":
+        check(path)
+        return
+    with pytest.raises(UserError, match=r"foreign\.onnx: node '"):
+        read_onnx(path)
+
+
 @pytest.mark.parametrize("scale", [1, 2, 3, 4])
 def test_whole_factors_have_one_nearest_pixel(scale: int, tmp_path: Path) -> None:
     """The nearest pixel by half pixels is that of PyTorch."""

@@ -91,6 +91,13 @@ REFUSALS: list[tuple[Callable[[], object], str]] = [
     (lambda: Resize2d(mode="cubic"), "resize mode is 'cubic'; expected nearest or bilinear"),
     (lambda: Resize2d(align_corners=True), "resize aligns corners; expected the mode bilinear"),
     (lambda: Resize2d(0.3).output_shape((1, 3, 3)), "resize makes 0 of 3 rows or columns"),
+    (
+        lambda: Resize2d(2.1).output_shape((1, 4, 4)),
+        "makes 8 of 4 rows or columns without a definite",
+    ),
+    (lambda: Resize2d(1.1, mode="bilinear").output_shape((1, 4, 4)), "use the scale 1, or a size"),
+    (lambda: transposed_convolution(2, (3,)), "conv kernel is (3,); expected a whole number"),
+    (lambda: transposed_convolution(2, padding=(1, 1)), "is (1, 1); expected four whole numbers"),
     (lambda: Resize2d(size=0), "resize size is 0; expected a whole number from 1"),
     (lambda: Dilate2d(0), "dilate factor is 0; expected a whole number from 1"),
     (
