@@ -44,6 +44,7 @@ from dptrain.interchange.onnx_resampling import (
     read_slice,
     read_transposed_convolution,
 )
+from dptrain.interchange.onnx_shapes import FREE_BATCH
 from dptrain.network.activations import Affine
 from dptrain.network.combining import (
     Add,
