@@ -18,7 +18,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto
 
-from dptrain.errors import UserError
+from dptrain.errors import UserError, shown
 from dptrain.interchange.onnx_channels import (
     read_blocks,
     read_scale,
@@ -462,12 +462,16 @@ def _function(graph: ReadGraph, node: onnx.NodeProto) -> Match | None:
 def _affine(graph: ReadGraph, node: onnx.NodeProto) -> Match | None:
     """Match operators that multiply by one number and add one, of which none is a parameter."""
     scale, shift, x = 1.0, 0.0, node.output[0]
+    passed = {x}
     while True:
         step = _affine_step(graph, x)
         if step is None or (x != node.output[0] and graph.num_readers(x) != 1):
             break
         shift += scale * step[1]
         scale, x = scale * step[0], step[2]
+        if x in passed:
+            raise UserError(f"the graph has a cycle through '{shown(x)}'")
+        passed.add(x)
     if x == node.output[0]:
         return None
     is_copy = (scale, shift) == (1.0, 0.0) and not graph.is_own
