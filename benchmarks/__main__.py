@@ -26,6 +26,7 @@ SUBJECTS = {
     "ladder-gpu": ("ladder.gpu", "convolution kernels from a naive product to those of training"),
     "forecast": ("forecast.coverage", "how often forecasts contain the simulated truth"),
     "studies": ("studies", "results of published studies"),
+    "zoo": ("zoo", "which published classifiers are read, trained and exported"),
 }
 """Module and description of each subject."""
 
@@ -33,7 +34,7 @@ SUBJECTS = {
 def main(arguments: Sequence[str]) -> None:
     """Run the module of a subject as a program.
 
-    Exit status: that of the program; 2 for an unknown subject.
+    Exit status: that of the program; 2 for an unknown subject or a package that is not installed.
     """
     name = arguments[0] if arguments else "--help"
     if name in ("-h", "--help"):
@@ -47,7 +48,15 @@ def main(arguments: Sequence[str]) -> None:
               file=sys.stderr)  # fmt: skip
         sys.exit(2)
     sys.argv = [name, *arguments[1:]]
-    runpy.run_module(f"benchmarks.{SUBJECTS[name][0]}", run_name="__main__", alter_sys=True)
+    try:
+        runpy.run_module(f"benchmarks.{SUBJECTS[name][0]}", run_name="__main__", alter_sys=True)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] in ("", "benchmarks", "dptrain"):
+            raise
+        extra = "zoo" if name == "zoo" else "bench"
+        print(f"benchmarks: {name} needs the package '{error.name}', which is not installed; "
+              f"install it with pip install '.[{extra}]'", file=sys.stderr)  # fmt: skip
+        sys.exit(2)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 r"""Which published classifiers dptrain reads, computes, trains and exports.
 
-    python -m benchmarks.zoo                          all, read
-    python -m benchmarks.zoo --until exported resnet18 mobilenet_v2
+    python -m benchmarks zoo                          all, read
+    python -m benchmarks zoo --until exported resnet18 mobilenet_v2
 
 Each classifier of ``classifiers.csv``, of torchvision or timm with random weights, is exported to
 ONNX by PyTorch and read by dptrain. A refusal names the operator and the node. The further columns:

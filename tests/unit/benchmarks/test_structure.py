@@ -61,3 +61,19 @@ def test_modules_form_no_import_cycles() -> None:
         if not name.startswith(EXCLUDED):
             graph[name] = set(imports(path))
     TopologicalSorter({name: found & graph.keys() for name, found in graph.items()}).prepare()
+
+
+def test_a_missing_package_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(*_: object, **__: object) -> None:
+        raise ModuleNotFoundError("No module named 'onnx'", name="onnx")
+
+    monkeypatch.setattr(sys, "argv", sys.argv)
+    monkeypatch.setattr("benchmarks.__main__.runpy.run_module", run)
+    with pytest.raises(SystemExit, match="2"):
+        main(["zoo"])
+    message = capsys.readouterr().err
+    assert message.count("\n") == 1
+    assert "'onnx'" in message
+    assert ".[zoo]" in message
