@@ -319,7 +319,7 @@ class CudaBackend(Backend):
         if isinstance(layer, Dense):
             return dense_operation(group, setting)
         if is_grouped(group.head):
-            return grouped_operation(group.head)
+            return grouped_operation(group, setting)
         found = entry_of(OPERATIONS, layer)
         assert found is not None, layer.kind
         return found

@@ -8,11 +8,19 @@ from typing import Any
 import numpy as np
 
 from dptrain.backends.cuda.channels import ChannelLaunch
+from dptrain.backends.cuda.convolution.bound_convolution import Case
+from dptrain.backends.cuda.convolution.grouped import grouped_tiles
+from dptrain.backends.cuda.convolution.grouped.grouped_tiles import (
+    GroupedTile,
+    ProductTile,
+    WeightTile,
+)
 from dptrain.backends.cuda.dense.gemm_tiles import SplitK, ceil_div, split_terms
 from dptrain.backends.cuda.device.hardware import limits_of
 from dptrain.backends.cuda.device.launching import THREADS, launch, launch_reduction
 from dptrain.backends.cuda.geometry import geometry, geometry_defines
 from dptrain.backends.cuda.operation import Operation, vector_width
+from dptrain.backends.cuda.replica import PRECISIONS
 from dptrain.backends.folding import folds_batch_norm
 from dptrain.backends.replica import Context, Kernel
 from dptrain.network.layers import Conv2d
@@ -177,9 +185,97 @@ class DepthwiseConvolution(GroupedConvolution):
         return run
 
 
-def grouped_operation(node: Node) -> type[GroupedConvolution]:
+class TensorGroupedConvolution(GroupedConvolution):
+    """Conv2d with groups whose products run on tensor cores; see ``grouped_tile.cuh``."""
+
+    @classmethod
+    def explain(cls, group: Group, setting: Setting) -> dict[Phase, Explanation]:
+        return {
+            phase: Explanation(
+                GroupedTile.ALGORITHM, str(grouped_tiles.choose(Case(group, setting, phase)))
+            )
+            for phase in cls.needs(group, setting).phases
+        }
+
+    @classmethod
+    def wgrad_buffers(cls, group: Group, setting: Setting) -> dict[str, BufferSpec]:
+        tile = grouped_tiles.choose(Case(group, setting, Phase.BACKWARD_WEIGHT))
+        shape = tile.blocks(setting.batch_size), _gradient_size(group)
+        return {"partial": BufferSpec(shape, "float32")}
+
+    def forward(self) -> Kernel:
+        a = self.arrays
+        has_bias = self.layer.bias or folds_batch_norm(self.group)
+        return self._product(Phase.FORWARD, a["x"], a["y"], has_bias=has_bias)
+
+    def backward_input(self) -> Kernel:
+        a = self.arrays
+        return self._product(Phase.BACKWARD_INPUT, a["dy"], a["dx"], has_bias=False)
+
+    def _kernel(self, phase: Phase, file: str, name: str, **defines: int) -> tuple[Any, Any]:
+        """Return the tile of a product and its compiled kernel."""
+        tile = grouped_tiles.choose(Case(self.group, self.setting, phase))
+        fixed = geometry_defines(self.device, self._geometry)
+        macros = {"PRECISION": PRECISIONS[self.setting.precision], **tile.defines, **fixed}
+        return tile, self.device.function(file, name, **macros, **defines)
+
+    def _product(self, phase: Phase, source: Any, result: Any, *, has_bias: bool) -> Kernel:
+        """Return the stage of the forward product or of the input gradient."""
+        tile: ProductTile
+        tile, function = self._kernel(phase, "conv2d_grouped_tile.cu", "conv2d_grouped_tile")
+        arrays = source, self.arrays["weight"], self.arrays["bias"], result
+        numbers = np.int32(has_bias), np.int32(tile.shape.units)
+
+        def run(context: Context) -> None:
+            if context.n:
+                function(
+                    (tile.blocks(context.n), tile.grid_slabs, tile.parts), (32 * tile.warps, 1, 1),
+                    [*arrays, *numbers, np.int32(context.n), *self._geometry],
+                    shared_bytes=tile.shared_bytes,
+                )  # fmt: skip
+
+        return run
+
+    def backward_weight(self) -> Kernel:
+        a, bias = self.arrays, self.layer.bias
+        tile: WeightTile
+        tile, multiply = self._kernel(
+            Phase.BACKWARD_WEIGHT, "conv2d_grouped_backward_weight.cu",
+            "conv2d_grouped_backward_weight_tile", HAS_BIAS=int(bias),
+        )  # fmt: skip
+        filters = self.group.head.output_maps[0] if bias else 0
+        dw, db, partial = a["dweight"].reshape(-1), a["dbias"], a["partial"].reshape(-1)
+        width = vector_width(math.gcd(dw.size, filters), 4)
+        reduce = self.device.function("split_k_reduce.cu", "split_k_reduce", VECTOR=width)
+        sizes, vectors = (np.int32(dw.size), np.int32(filters)), (dw.size + filters) // width
+
+        def run(context: Context) -> None:
+            rows = tile.blocks(context.n)
+            if rows:
+                multiply(
+                    (rows, tile.grid_slabs, tile.parts), (32 * tile.warps, 1, 1),
+                    [a["x"], a["dy"], partial, np.int32(tile.shape.units), np.int32(context.n),
+                     *self._geometry],
+                    shared_bytes=tile.shared_bytes,
+                )  # fmt: skip
+            arguments = partial, np.int32(rows), dw, sizes[0], db, sizes[1]
+            launch_reduction(reduce, vectors, *arguments)
+
+        return run
+
+
+def grouped_operation(group: Group, setting: Setting) -> type[GroupedConvolution]:
     """Return the operation of a convolution with several groups."""
-    return DepthwiseConvolution if is_depthwise(node) else GroupedConvolution
+    if is_depthwise(group.head):
+        return DepthwiseConvolution
+    on_tensor_cores = grouped_tiles.supports(Case(group, setting, Phase.FORWARD))
+    return TensorGroupedConvolution if on_tensor_cores else GroupedConvolution
+
+
+def _gradient_size(group: Group) -> int:
+    """Return the elements of the gradients of the parameters."""
+    bias = group.head.layer_of(Conv2d).bias
+    return group.head.parameters[0].size + (group.head.output_maps[0] if bias else 0)
 
 
 def _wgrad_split(group: Group, setting: Setting) -> SplitK:
