@@ -4,8 +4,8 @@
 //     backward_input   dx[n, h, w, k] = Σ over (r, s) of dy[n, p, q, k] w[r, s, k]
 //     backward_weight  dw[r, s, k]    = Σ over pixels of x[n, h, w, k] dy[n, p, q, k],   db[k] = Σ dy
 //
-// with h = p · stride_h + r − pad_top and w = q · stride_w + s − pad_left. x (N, H, W, K), w (R, S, 1, K)
-// float32, y (N, Ho, Wo, K).
+// with h = p · stride_h + r · dilation_h − pad_top and w likewise. x (N, H, W, K), w (R, S, 1, K) float32,
+// y (N, Ho, Wo, K).
 //
 // Algorithm: there are R · S multiply-adds for each result, too few for tensor cores. A thread
 // computes STRIP adjacent pixels of a row for a vector of channels, so that a row of taps needs each
@@ -19,12 +19,14 @@
 #include "geometry.cuh"
 #include "vector.cuh"
 
-// Rows and columns of the window, strides, and padding before the map.
+// Rows and columns of the window, strides, dilations, and padding before the map.
 #ifndef WINDOW_R
 #define WINDOW_R 3
 #define WINDOW_S 3
 #define STEP_H 1
 #define STEP_W 1
+#define DILATION_H 1
+#define DILATION_W 1
 #define PAD_H 1
 #define PAD_W 1
 #endif
@@ -39,6 +41,7 @@
 #endif
 
 constexpr int TAPS = WINDOW_R * WINDOW_S;
+constexpr int LAST_TAP = (WINDOW_S - 1) * DILATION_W;  // Column of the last tap.
 
 // Strip `index` of maps of height × width pixels, whose rows are ordered by their remainder modulo
 // `step`: rows with the same remainder receive the same taps.
@@ -89,11 +92,10 @@ __device__ inline void convolve(const Number* source, const float* w, const floa
     const Line to(line, result_height, result_width, step);
     if (to.row >= result_height) return;
     // Columns of the source that the strip receives, relative to the first one of the strip.
-    constexpr int FIRST = BACKWARD ? (PAD_W + 1 - WINDOW_S - (PAD_W + 1 < WINDOW_S) * (STEP_W - 1)) /
-                                         STEP_W
-                                   : -PAD_W;
+    constexpr int FIRST =
+        BACKWARD ? (PAD_W - LAST_TAP - (PAD_W < LAST_TAP ? STEP_W - 1 : 0)) / STEP_W : -PAD_W;
     constexpr int LAST = BACKWARD ? (STRIP - 1 + PAD_W) / STEP_W
-                                  : (STRIP - 1) * STEP_W + WINDOW_S - 1 - PAD_W;
+                                  : (STRIP - 1) * STEP_W + LAST_TAP - PAD_W;
     const int left = BACKWARD ? to.column / STEP_W : to.column * STEP_W;
     Floats sums[STRIP] = {};
     if (!BACKWARD && bias != nullptr) {
@@ -103,7 +105,8 @@ __device__ inline void convolve(const Number* source, const float* w, const floa
     }
 #pragma unroll 1
     for (int r = 0; r < WINDOW_R; ++r) {
-        const int below = BACKWARD ? to.row + PAD_H - r : to.row * STEP_H + r - PAD_H;
+        const int down = r * DILATION_H;
+        const int below = BACKWARD ? to.row + PAD_H - down : to.row * STEP_H + down - PAD_H;
         if (BACKWARD && below % STEP_H) continue;
         const int row = BACKWARD ? below / STEP_H : below;
         if (below < 0 || row >= height) continue;
@@ -118,7 +121,8 @@ __device__ inline void convolve(const Number* source, const float* w, const floa
 #pragma unroll
             for (int s = 0; s < WINDOW_S; ++s) {
                 // Pixel t of the strip that receives column j by tap s, if there is one.
-                const int scaled = BACKWARD ? j * STEP_W + s - PAD_W : j + PAD_W - s;
+                const int across = s * DILATION_W;
+                const int scaled = BACKWARD ? j * STEP_W + across - PAD_W : j + PAD_W - across;
                 const int t = BACKWARD ? scaled : scaled / STEP_W;
                 if (scaled >= 0 && t < STRIP && (BACKWARD || scaled % STEP_W == 0))
                     add_product(sums[t], values, weights[s]);
@@ -128,10 +132,11 @@ __device__ inline void convolve(const Number* source, const float* w, const floa
 #pragma unroll
     for (int t = 0; t < STRIP; ++t)
         if (to.column + t < result_width)
-            store(result,
-                  ((to.sample * result_height + to.row) * result_width + to.column + t) * vectors +
-                      slot,
-                  sums[t]);
+            store_or_add(
+                result,
+                ((to.sample * result_height + to.row) * result_width + to.column + t) * vectors +
+                    slot,
+                sums[t]);
 }
 
 extern "C" __global__ void __launch_bounds__(SLOTS * LINES)
@@ -170,7 +175,7 @@ extern "C" __global__ void __launch_bounds__(SLOTS* WINDOW_R* LINES)
     Floats sums[WINDOW_S + HAS_BIAS] = {};
     for (int line = blockIdx.x * LINES + own; line < lines; line += gridDim.x * LINES) {
         const Line from(line, g.out_height, g.out_width, 1);
-        const int row = from.row * STEP_H + tap_row - PAD_H, left = from.column * STEP_W - PAD_W;
+        const int row = from.row * STEP_H + tap_row * DILATION_H - PAD_H, left = from.column * STEP_W - PAD_W;
         const bool is_inside = unsigned(row) < unsigned(g.height);
         if (!is_inside && !(HAS_BIAS && tap_row == 0)) continue;
         const Row gradients(dy, from.sample, from.row, g.out_height, g.out_width, vectors, slot);
@@ -183,12 +188,14 @@ extern "C" __global__ void __launch_bounds__(SLOTS* WINDOW_R* LINES)
                 for (int k = 0; k < VECTOR; ++k) sums[WINDOW_S * HAS_BIAS].at[k] += gradient[t].at[k];
         }
 #pragma unroll
-        for (int j = 0; j < (STRIP - 1) * STEP_W + WINDOW_S; ++j) {
+        for (int j = 0; j <= (STRIP - 1) * STEP_W + LAST_TAP; ++j) {
             const Floats values = pixels.at(left + j);
 #pragma unroll
-            for (int s = 0; s < WINDOW_S; ++s)
-                if (j >= s && (j - s) % STEP_W == 0 && (j - s) / STEP_W < STRIP)
-                    add_product(sums[s], values, gradient[(j - s) / STEP_W]);
+            for (int s = 0; s < WINDOW_S; ++s) {
+                const int scaled = j - s * DILATION_W;
+                if (scaled >= 0 && scaled % STEP_W == 0 && scaled / STEP_W < STRIP)
+                    add_product(sums[s], values, gradient[scaled / STEP_W]);
+            }
         }
     }
 #pragma unroll

@@ -106,6 +106,7 @@ class DepthwiseTile:
         return {
             "WINDOW_R": layer.window[0], "WINDOW_S": layer.window[1],
             "STEP_H": layer.strides[0], "STEP_W": layer.strides[1], "PAD_H": top, "PAD_W": left,
+            "DILATION_H": 1, "DILATION_W": 1,
             "STRIP": self.strip, "SLOTS": self.slots, "LINES": self.lines, "VECTOR": self.width,
         }  # fmt: skip
 
@@ -132,6 +133,10 @@ class GroupedConvolution(Operation[Conv2d]):
     """Conv2d with groups, by direct sums."""
 
     FILE, NAME = "conv2d_grouped.cu", "conv2d_grouped"
+
+    @classmethod
+    def adds_gradient(cls, group: Group, local: str) -> bool:
+        return True
 
     @classmethod
     def explain(cls, group: Group, setting: Setting) -> dict[Phase, Explanation]:
@@ -184,7 +189,8 @@ class GroupedConvolution(Operation[Conv2d]):
 
     def _elementwise(self, phase: str, size: int, *args: Any) -> Kernel:
         """Return a stage with one thread for each element of a result of `size` · n elements."""
-        function = self.function(self.FILE, f"{self.NAME}_{phase}", **self._defines)
+        adding = self._adding("dx") if phase == "backward_input" else {}
+        function = self.function(self.FILE, f"{self.NAME}_{phase}", **self._defines, **adding)
 
         def run(context: Context) -> None:
             launch(function, context.n * size, *args, np.int32(context.n), *self._geometry)
@@ -266,7 +272,8 @@ class DepthwiseConvolution(GroupedConvolution):
 
     def _strips(self, phase: Phase, *arguments: Any) -> Kernel:
         """Return the stage of the forward product or of the input gradient."""
-        tile, function = self._kernel(phase)
+        adding = self._adding("dx") if phase is Phase.BACKWARD_INPUT else {}
+        tile, function = self._kernel(phase, **adding)
 
         def run(context: Context) -> None:
             if context.n:
@@ -332,7 +339,9 @@ class TensorGroupedConvolution(GroupedConvolution):
     def _product(self, phase: Phase, source: Any, result: Any, *, has_bias: bool) -> Kernel:
         """Return the stage of the forward product or of the input gradient."""
         tile: ProductTile
-        tile, function = self._kernel(phase, "conv2d_grouped_tile.cu", "conv2d_grouped_tile")
+        adding = self._adding("dx") if phase is Phase.BACKWARD_INPUT else {}
+        name = "conv2d_grouped_tile"
+        tile, function = self._kernel(phase, f"{name}.cu", name, **adding)
         arrays = source, self.arrays["weight"], self.arrays["bias"], result
         numbers = np.int32(has_bias), np.int32(tile.shape.units)
 

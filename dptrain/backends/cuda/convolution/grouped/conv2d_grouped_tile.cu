@@ -217,14 +217,19 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
                     continue;
                 float values[LANE_RESULTS];
                 sums.row(m / 2, m % 2, values);
-                Pack<Number, LANE_RESULTS> stored;
+                const int pixel_index = (at.sample * result_height + row) * result_width + across;
+                auto& to = *reinterpret_cast<Pack<Number, LANE_RESULTS>*>(
+                    result + pixel_index * results + channel);
+                Pack<Number, LANE_RESULTS> stored = {};
+                if (ADD_GRADIENT) stored = to;
 #pragma unroll
-                for (int v = 0; v < LANE_RESULTS; ++v)
-                    stored.at[v] = from_float<Number>(
-                        values[v] + (!BACKWARD && has_bias ? bias[channel + v] : 0.0f));
-                const int to = (at.sample * result_height + row) * result_width + across;
-                *reinterpret_cast<Pack<Number, LANE_RESULTS>*>(result + to * results + channel) =
-                    stored;
+                for (int v = 0; v < LANE_RESULTS; ++v) {
+                    const float start = ADD_GRADIENT            ? to_float(stored.at[v])
+                                        : !BACKWARD && has_bias ? bias[channel + v]
+                                                                : 0.0f;
+                    stored.at[v] = from_float<Number>(values[v] + start);
+                }
+                to = stored;
             }
         }
         __syncthreads();

@@ -33,9 +33,9 @@ RESIDENT_WARPS = 12
 """Warps of a multiprocessor from which copies are assumed to overlap with products."""
 
 BYTES_PER_CYCLE, TILE_CYCLES = 24, 100
-"""Bytes that a multiprocessor copies per cycle, and cycles of a tile that do not depend on its size.
-Both are assumed: 24 bytes are a third more than the share of a multiprocessor of the memory's rate,
-because a part of a halo tile comes from the L2 cache (H200)."""
+"""Bytes that a multiprocessor copies per cycle, and cycles of a tile of any size. Both are assumed:
+24 bytes are a third more than the share of a multiprocessor of the memory's rate, because a part of
+a halo tile comes from the L2 cache (H200)."""
 
 FRAGMENT_CYCLES, MULTIPLY_CYCLES = 4, 2
 """Cycles of a multiprocessor to load a fragment of 512 bytes from shared memory, and to multiply
