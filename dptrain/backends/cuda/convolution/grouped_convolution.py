@@ -33,8 +33,12 @@ STRIP_PIXELS, STRIP_VECTOR = 8, 4
 """Most pixels and channels of a thread of a depthwise convolution: with a window of 7 columns, its
 results and the weights of a row of taps are 60 numbers in registers."""
 
-MAX_SLOTS, WGRAD_BLOCKS_PER_SM = 32, 4
-"""Most adjacent vectors of a block, and blocks of a weight gradient for each multiprocessor."""
+MAX_SLOTS = 32
+"""Most adjacent vectors of a block."""
+
+WGRAD_BLOCKS_PER_SM, WIDE_BLOCKS_PER_SM, MAX_NARROW_TAPS = 3, 2, 3
+"""Blocks of a weight gradient for each multiprocessor, with windows of few and of more columns: those
+that are resident with about 75 and 115 registers of a thread."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +99,9 @@ class DepthwiseTile:
 
     def wgrad_blocks(self, samples: int) -> int:
         """Return the blocks of a column of the weight gradient."""
-        most = self.case.limits.multiprocessors * WGRAD_BLOCKS_PER_SM // self.columns
+        is_wide = self.case.layer.window[1] > MAX_NARROW_TAPS
+        per_sm = WIDE_BLOCKS_PER_SM if is_wide else WGRAD_BLOCKS_PER_SM
+        most = self.case.limits.multiprocessors * per_sm // self.columns
         return min(ceil_div(self.all_lines(samples), self.lines), max(most, 1))
 
     @property
