@@ -118,7 +118,8 @@ def test_forward(kept: Kept, pixels: int, channels: int, add: int, relu: int) ->
         y = run(
             "batch_norm_forward.cu", "batch_norm_forward", kept, False, channels,
             kept.store(x), kept.store(x2), kept.store(0 * x), mean, deviation.astype(np.float32),
-            weight, bias, *ints(pixels, channels), PLUS, np.int32(is_variance), ADD=add, ACTIVATES=relu,
+            weight, bias, *ints(pixels, channels), PLUS, np.int32(is_variance), ADD=add,
+            ACTIVATES=relu,
         )[2]  # fmt: skip
         moments = mean.astype(np.float64), (variance + 1e-3) ** -0.5
         exact = normalized(x, moments, weight, bias) + add * x2

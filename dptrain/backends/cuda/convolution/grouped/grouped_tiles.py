@@ -6,6 +6,7 @@ import functools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from dptrain.backends.cuda.convolution.bound_convolution import Case
 from dptrain.backends.cuda.dense.gemm_tiles import ceil_div
@@ -20,7 +21,7 @@ fragment."""
 SLAB_BYTES = 128
 """Bytes of a pixel that a block copies if it has several units: a cache line."""
 
-MIN_TILE_PIXELS, MAX_TILE_PIXELS = 32, 256
+MIN_TILE_PIXELS, MAX_TILE_PIXELS = 48, 256
 """Fewest pixels of a tile if the map has more, and most."""
 
 MIN_WARPS, MAX_WARPS, MAX_WGRAD_WARPS = 4, 8, 16
@@ -90,7 +91,7 @@ class GroupedShape:
         """Elements of 16 bytes; an instruction multiplies two packs of terms."""
         return VECTOR_BYTES // self.itemsize
 
-    @property
+    @cached_property
     def unit_groups(self) -> int:
         """Groups of a unit; 0 if units do not consist of whole packs."""
         fits = [
@@ -103,7 +104,7 @@ class GroupedShape:
         filled = [count for count in fits if count * smallest >= UNIT_CHANNELS]
         return min(filled) if filled else max(fits, default=0)
 
-    @property
+    @cached_property
     def units(self) -> int:
         """Units of the layer."""
         return self.groups // self.unit_groups
@@ -112,9 +113,9 @@ class GroupedShape:
         """Return the elements between pixels in shared memory: an odd number of packs."""
         return (ceil_div(channels, self.pack) | 1) * self.pack
 
-    def tiles(self, rows: int, columns: int) -> int:
-        """Return the number of tiles."""
-        return self.samples * ceil_div(self.sides[0], rows) * ceil_div(self.sides[1], columns)
+    def tiles(self, rows: int, columns: int, samples: int) -> int:
+        """Return the number of tiles of so many rows and columns."""
+        return samples * ceil_div(self.sides[0], rows) * ceil_div(self.sides[1], columns)
 
 
 @dataclass(frozen=True)
@@ -169,7 +170,7 @@ class GroupedTile:
         """Blocks for the same pixels."""
         return self.grid_slabs * self.parts
 
-    @property
+    @cached_property
     def resident_blocks(self) -> int:
         """Resident blocks of a multiprocessor; 0 if a block does not fit."""
         return self.shape.limits.blocks_per_sm(
@@ -178,7 +179,7 @@ class GroupedTile:
 
     def blocks(self, samples: int) -> int:
         """Return the blocks of a slab: as many as are resident."""
-        tiles = replace(self.shape, samples=samples).tiles(self.rows, self.columns)
+        tiles = self.shape.tiles(self.rows, self.columns, samples)
         most = self.shape.limits.multiprocessors * self.resident_blocks // self.slabs
         return min(tiles, max(most, 1))
 
@@ -192,11 +193,10 @@ class GroupedTile:
         shorter, longer = sorted(self.cycles)
         exposed = max(RESIDENT_WARPS / (resident * self.warps), 1.0)
         cycles = longer + shorter / (resident * self.buffers) + TILE_CYCLES
-        rounds = ceil_div(
-            self.shape.tiles(self.rows, self.columns), self.blocks(self.shape.samples)
-        )
-        per_sm = self.blocks(self.shape.samples) * self.slabs / self.shape.limits.multiprocessors
-        return rounds * max(per_sm, 1.0) * exposed * cycles
+        samples, multiprocessors = self.shape.samples, self.shape.limits.multiprocessors
+        blocks = self.blocks(samples)
+        rounds = ceil_div(self.shape.tiles(self.rows, self.columns, samples), blocks)
+        return rounds * max(blocks * self.slabs / multiprocessors, 1.0) * exposed * cycles
 
     @property
     def defines(self) -> dict[str, int]:
@@ -287,7 +287,7 @@ class ProductTile(GroupedTile):
         chunks = self.units * (self._columns // self.warp_columns)
         return chunks * ceil_div(pixel_tiles, tiles) * self._classes
 
-    @property
+    @cached_property
     def warps(self) -> int:
         jobs, counts = self._jobs(self.warp_pixel_tiles), range(MIN_WARPS, MAX_WARPS + 1)
         return min(counts, key=lambda warps: (ceil_div(jobs, warps), warps))
@@ -437,12 +437,15 @@ def _weight_tiles(shape: GroupedShape) -> Iterator[GroupedTile]:
 def _tile_sides(shape: GroupedShape) -> Iterator[tuple[int, int]]:
     """Yield rows and columns of tiles that divide the maps about evenly."""
     height, width = shape.sides
-    rows = {ceil_div(height, count) for count in range(1, height + 1)}
-    columns = {ceil_div(width, count) for count in range(1, width + 1)}
-    for row in sorted(rows):
-        for column in sorted(columns):
+    for row in _parts(height):
+        for column in _parts(width):
             if min(MIN_TILE_PIXELS, height * width) <= row * column <= MAX_TILE_PIXELS:
                 yield row, column
+
+
+def _parts(side: int) -> list[int]:
+    """Return the sides of tiles: a whole side, a half, a third and so on, down to few pixels."""
+    return sorted({ceil_div(side, count) for count in range(1, max(side // 2, 2))})
 
 
 def _unit_chunks(shape: GroupedShape) -> tuple[int, int]:
