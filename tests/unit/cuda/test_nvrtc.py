@@ -21,6 +21,7 @@ from dptrain.backends.cuda.convolution.few_channels.few_channel_tiles import few
 from dptrain.backends.cuda.convolution.few_channels.few_channel_wgrad_tiles import (
     rank_few_channel_wgrad_tiles,
 )
+from dptrain.backends.cuda.convolution.grouped.grouped_tiles import GroupedShape, choose_tile
 from dptrain.backends.cuda.convolution.halo.halo_tiles import InputView
 from dptrain.backends.cuda.convolution.halo.implicit_gemm_cost import rank_implicit_gemm_tiles
 from dptrain.backends.cuda.convolution.halo.wgrad_tiles import rank_wgrad_tiles
@@ -41,6 +42,7 @@ from dptrain.backends.cuda.device.nvrtc import (
 from dptrain.backends.cuda.device.sources import KERNELS, kernel_files, source_path
 from dptrain.backends.cuda.geometry import GEOMETRY_MACROS
 from dptrain.errors import UserError
+from dptrain.plan.lowering import Phase
 from tests.emulator import libraries
 from tests.tiers import tiered
 from tests.unit.backends.cuda.gpu_algorithms import best
@@ -218,6 +220,27 @@ def test_skinny_gemm_compiles(precision: int, architecture: int) -> None:
     gradient = skinny_gemm.wgrad_config(name, 64, 128).tile.defines
     steps = {"IN_VECTOR": 4, "OUT_VECTOR": 2, "EPILOGUE": 1, "PRECISION": precision}
     assert machine_code("skinny_gemm_backward_weight.cu", architecture, {**steps, **gradient})
+
+
+@pytest.mark.parametrize(
+    ("precision", "architecture"),
+    tiered(itertools.product(["fp32", "tf32", "bf16"], [80, 90, 100]), [("bf16", 90)]),
+)
+def test_tiles_of_groups_compile_for_a_layer(precision: str, architecture: int) -> None:
+    """A layer of ResNeXt with stride 2, and one whose units need several blocks."""
+    size, macro = (2, 2) if precision == "bf16" else (4, int(precision == "tf32"))
+    for channels, groups in ((8, 32), (120, 2)):
+        shape = GroupedShape(
+            channels, channels, groups, (3, 3), (2, 2), (1, 1), (28, 28), 64, size,
+            precision == "fp32", DEFAULT_LIMITS,
+        )  # fmt: skip
+        layer = (56, 56, channels * groups, 28, 28, channels * groups, 3, 3, 2, 2, 1, 1)
+        fixed = dict(zip(GEOMETRY_MACROS, layer, strict=True))
+        for phase in (Phase.FORWARD, Phase.BACKWARD_INPUT, Phase.BACKWARD_WEIGHT):
+            wgrad = phase is Phase.BACKWARD_WEIGHT
+            file = f"conv2d_grouped_{'backward_weight' if wgrad else 'tile'}.cu"
+            defines = {**choose_tile(shape, phase).defines, **fixed, "PRECISION": macro}
+            assert machine_code(file, architecture, defines, version=COMPILED[architecture])
 
 
 # The second convolution of solar, and one with 32 filters that is not pooled.

@@ -37,8 +37,8 @@ MAX_SLOTS = 32
 """Most adjacent vectors of a block."""
 
 WGRAD_BLOCKS_PER_SM, WIDE_BLOCKS_PER_SM, MAX_NARROW_TAPS = 3, 2, 3
-"""Blocks of a weight gradient for each multiprocessor, with windows of few and of more columns: those
-that are resident with about 75 and 115 registers of a thread."""
+"""Blocks of a weight gradient for each multiprocessor, with windows of at most three columns and of
+more: those that are resident with about 75 and 115 registers of a thread."""
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,9 @@
 
 #pragma once
 
+#ifndef PRECISION
+#define PRECISION 2  // In fp32, these kernels exist with 3xTF32 only.
+#endif
 // Rows and columns of the window, strides, padding before the map, and pixels of a tile.
 #ifndef WINDOW_R
 #define WINDOW_R 3

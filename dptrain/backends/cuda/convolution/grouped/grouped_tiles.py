@@ -393,12 +393,13 @@ def supports(case: Case) -> bool:
 
 
 def choose(case: Case) -> GroupedTile:
-    """Return the tile with the lowest estimate."""
-    return _choose(GroupedShape.of(case), case.phase)
+    """Return the tile of a product with the lowest estimate."""
+    return choose_tile(GroupedShape.of(case), case.phase)
 
 
 @functools.cache
-def _choose(shape: GroupedShape, phase: Phase) -> GroupedTile:
+def choose_tile(shape: GroupedShape, phase: Phase) -> GroupedTile:
+    """Return the tile of a shape with the lowest estimate, which is infinite if none fits."""
     wgrad = phase is Phase.BACKWARD_WEIGHT
     found = _weight_tiles(shape) if wgrad else _product_tiles(shape, phase)
     return min(found, key=lambda tile: tile.cost)
