@@ -1,7 +1,7 @@
 // Depthwise convolution: filter k reads channel k only.
 //
 //     y[n, p, q, k] = b[k] + Σ over (r, s) of x[n, h, w, k] w[r, s, k]
-//     with h = p · stride_h + r − pad_top and w = q · stride_w + s − pad_left
+//     with h = p · stride_h + r · dilation_h − pad_top and w likewise
 //
 // x (N, H, W, K), w (R, S, 1, K) float32, y (N, Ho, Wo, K).
 //
@@ -46,7 +46,7 @@ extern "C" __global__ void conv2d_depthwise_forward(const Number* __restrict__ x
     for (int r = 0; r < g.r; ++r)
 #pragma unroll
         for (int s = 0; s < g.s; ++s) {
-            const int row = top + r, column = left + s;
+            const int row = top + r * g.dilation_h, column = left + s * g.dilation_w;
             if (unsigned(row) >= unsigned(g.height) || unsigned(column) >= unsigned(g.width))
                 continue;
             const int pixel = (to.sample * g.height + row) * g.width + column;
@@ -74,7 +74,8 @@ extern "C" __global__ void conv2d_depthwise_backward_input(const Number* __restr
     for (int r = 0; r < g.r; ++r)
 #pragma unroll
         for (int s = 0; s < g.s; ++s) {
-            const int below = to.row + g.pad_top - r, beyond = to.column + g.pad_left - s;
+            const int below = to.row + g.pad_top - r * g.dilation_h;
+            const int beyond = to.column + g.pad_left - s * g.dilation_w;
             if (below < 0 || beyond < 0 || below % g.stride_h || beyond % g.stride_w) continue;
             const int row = below / g.stride_h, column = beyond / g.stride_w;
             if (row >= g.out_height || column >= g.out_width) continue;
@@ -102,7 +103,7 @@ extern "C" __global__ void __launch_bounds__(CHANNEL_THREADS)
     const int taps = g.r * g.s, tap = blockIdx.z * SUM_TAPS;
     const int pixels = samples * g.out_height * g.out_width;
     const bool is_bias = tap >= taps;
-    const int tap_row = tap / g.s, tap_column = tap % g.s;
+    const int tap_row = tap / g.s * g.dilation_h, tap_column = tap % g.s * g.dilation_w;
     Floats sums[SUM_TAPS] = {};
     if (thread.has_channels())
         for (int pixel = thread.first; pixel < pixels; pixel += thread.stride) {
@@ -113,7 +114,8 @@ extern "C" __global__ void __launch_bounds__(CHANNEL_THREADS)
 #pragma unroll
             for (int t = 0; t < SUM_TAPS; ++t) {
                 Floats values = {};
-                const int column = first + t, from = (sample * g.height + row) * g.width + column;
+                const int column = first + t * g.dilation_w;
+                const int from = (sample * g.height + row) * g.width + column;
                 if (is_bias)
                     for (float& value : values.at) value = t == 0 ? 1.0f : 0.0f;
                 else if (unsigned(row) < unsigned(g.height) &&
