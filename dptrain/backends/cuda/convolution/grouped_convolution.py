@@ -112,7 +112,7 @@ class DepthwiseTile:
         return {
             "WINDOW_R": layer.window[0], "WINDOW_S": layer.window[1],
             "STEP_H": layer.strides[0], "STEP_W": layer.strides[1], "PAD_H": top, "PAD_W": left,
-            "DILATION_H": 1, "DILATION_W": 1,
+            "DILATION_H": layer.dilations[0], "DILATION_W": layer.dilations[1],
             "STRIP": self.strip, "SLOTS": self.slots, "LINES": self.lines, "VECTOR": self.width,
         }  # fmt: skip
 

@@ -24,8 +24,8 @@
 #define HAS_BIAS 0
 #endif
 
-constexpr int HALO_H = (TILE_ROWS - 1) * STEP_H + WINDOW_R,
-              HALO_W = (TILE_COLUMNS - 1) * STEP_W + WINDOW_S;
+constexpr int HALO_H = (TILE_ROWS - 1) * STEP_H + EXTENT_H,
+              HALO_W = (TILE_COLUMNS - 1) * STEP_W + EXTENT_W;
 constexpr int UNIT_PARTS = (UNIT_CHANNELS + CHANNEL_CHUNKS * 16 - 1) / (CHANNEL_CHUNKS * 16);
 // Channels and filters of a block in shared memory; chunks may extend beyond them.
 constexpr int X_CHANNELS = UNITS > 1 ? UNITS * UNIT_CHANNELS : CHANNEL_CHUNKS * 16,
@@ -56,7 +56,7 @@ struct RowSums {
             b.load_transposed(dy, terms);
 #pragma unroll
             for (int s = 0; s < WINDOW_S; ++s) {
-                a.load_transposed(x + s * X_PITCH, pixels);
+                a.load_transposed(x + s * DILATION_W * X_PITCH, pixels);
                 add_product(c[s], a, b);
             }
             if (HAS_BIAS && adds_ones) {
@@ -124,7 +124,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
         }
         __syncthreads();
         const Number* const own = buffers + buffer * BUFFER_SIZE;
-        sums.add(own + tap_row * HALO_W * X_PITCH + unit * UNIT_CHANNELS + channel_chunk * 16,
+        sums.add(own + tap_row * DILATION_H * HALO_W * X_PITCH + unit * UNIT_CHANNELS + channel_chunk * 16,
                  own + X_SIZE + unit * UNIT_FILTERS + filter_chunk * 16,
                  tap_row == 0 && channel_chunk == 0 && part_channel == 0);
         __syncthreads();

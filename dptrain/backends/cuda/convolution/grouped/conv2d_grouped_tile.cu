@@ -3,15 +3,15 @@
 //     forward           y[n, p, q, k]  = b[k] + Σ x[n, h, w, c] w[r, s, c, k]
 //     BACKWARD          dx[n, h, w, c] = Σ dy[n, p, q, k] w[r, s, c, k]
 //
-// with h = p · stride_h + r − pad_top, w = q · stride_w + s − pad_left, and sums over the taps and the
-// channels or filters of a group. x (N, H, W, C), w (R, S, C / groups, K) float32, y (N, Ho, Wo, K).
+// with h = p · stride_h + r · dilation_h − pad_top, w likewise, and sums over the taps and the channels
+// or filters of a group. x (N, H, W, C), w (R, S, C / groups, K) float32, y (N, Ho, Wo, K).
 //
 // Algorithm: implicit GEMM with halo tiles (grouped_tile.cuh). A block keeps the weights of its units
 // in shared memory and iterates over tiles of pixels; the next one is copied meanwhile. A warp
 // multiplies 16 pixels of a tile, or a few times as many, by 16 or 32 results of a unit.
 //
 // With strides, the pixels of dx with the same remainders of row and column modulo the strides form a
-// class: row i · stride + class receives row i + (class + pad − r) / stride of dy through the taps r for
+// class: row i · stride + class receives row i + (class + pad − r · dilation) / stride of dy through the taps r for
 // which that is an integer. A tile consists of the same i of all classes.
 //
 // Launch: grid (blocks, slabs, parts), WARPS · 32 threads. A slab consists of UNITS units, and a part
@@ -34,13 +34,13 @@
 constexpr int MOVE_H = BACKWARD ? 1 : STEP_H, MOVE_W = BACKWARD ? 1 : STEP_W;
 constexpr int CLASSES_H = BACKWARD ? STEP_H : 1, CLASSES_W = BACKWARD ? STEP_W : 1;
 // Rows and columns of dy, relative to those of a class, that are the first and the last it receives.
-__device__ constexpr int first_of(int taps, int stride, int pad) {
-    return (pad + 1 >= taps ? pad + 1 - taps : pad + 2 - taps - stride) / stride;
+__device__ constexpr int first_of(int extent, int stride, int pad) {
+    return (pad + 1 >= extent ? pad + 1 - extent : pad + 2 - extent - stride) / stride;
 }
-constexpr int FIRST_H = first_of(WINDOW_R, STEP_H, PAD_H),
-              FIRST_W = first_of(WINDOW_S, STEP_W, PAD_W);
-constexpr int REACH_H = BACKWARD ? (STEP_H - 1 + PAD_H) / STEP_H - FIRST_H + 1 : WINDOW_R,
-              REACH_W = BACKWARD ? (STEP_W - 1 + PAD_W) / STEP_W - FIRST_W + 1 : WINDOW_S;
+constexpr int FIRST_H = first_of(EXTENT_H, STEP_H, PAD_H),
+              FIRST_W = first_of(EXTENT_W, STEP_W, PAD_W);
+constexpr int REACH_H = BACKWARD ? (STEP_H - 1 + PAD_H) / STEP_H - FIRST_H + 1 : EXTENT_H,
+              REACH_W = BACKWARD ? (STEP_W - 1 + PAD_W) / STEP_W - FIRST_W + 1 : EXTENT_W;
 // Pixels of the source that a tile reaches.
 constexpr int HALO_H = (TILE_ROWS - 1) * MOVE_H + REACH_H,
               HALO_W = (TILE_COLUMNS - 1) * MOVE_W + REACH_W;
@@ -94,14 +94,14 @@ struct WarpSums {
     __device__ void multiply(const Number* const (&pixels)[WARP_PIXEL_TILES], const Number* weights,
                              int count, int class_h, int class_w) {
         for (int r = 0; r < WINDOW_R; ++r) {
-            const int down = BACKWARD ? class_h + PAD_H - r : r;
+            const int down = BACKWARD ? class_h + PAD_H - r * DILATION_H : r * DILATION_H;
             if (BACKWARD && down % STEP_H) continue;
-            const int row = BACKWARD ? down / STEP_H - FIRST_H : r;
+            const int row = BACKWARD ? down / STEP_H - FIRST_H : down;
 #pragma unroll
             for (int s = 0; s < WINDOW_S; ++s) {
-                const int across = BACKWARD ? class_w + PAD_W - s : s;
+                const int across = BACKWARD ? class_w + PAD_W - s * DILATION_W : s * DILATION_W;
                 if (BACKWARD && across % STEP_W) continue;
-                const int column = BACKWARD ? across / STEP_W - FIRST_W : s;
+                const int column = BACKWARD ? across / STEP_W - FIRST_W : across;
                 add(pixels, weights + (r * WINDOW_S + s) * UNITS * COLUMNS * WEIGHT_PITCH, count,
                     (row * HALO_W + column) * PIXEL_PITCH);
             }

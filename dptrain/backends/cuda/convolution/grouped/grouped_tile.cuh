@@ -14,12 +14,14 @@
 #ifndef PRECISION
 #define PRECISION 2  // In fp32, these kernels exist with 3xTF32 only.
 #endif
-// Rows and columns of the window, strides, padding before the map, and pixels of a tile.
+// Rows and columns of the window, strides, dilations, padding before the map, and pixels of a tile.
 #ifndef WINDOW_R
 #define WINDOW_R 3
 #define WINDOW_S 3
 #define STEP_H 1
 #define STEP_W 1
+#define DILATION_H 1
+#define DILATION_W 1
 #define PAD_H 1
 #define PAD_W 1
 #define TILE_ROWS 8
@@ -37,6 +39,9 @@
 #include "cp_async.cuh"
 #include "geometry.cuh"
 
+// Pixels that the window extends over.
+constexpr int EXTENT_H = (WINDOW_R - 1) * DILATION_H + 1,
+              EXTENT_W = (WINDOW_S - 1) * DILATION_W + 1;
 constexpr int TILE_PIXELS = TILE_ROWS * TILE_COLUMNS, TAPS = WINDOW_R * WINDOW_S;
 constexpr int UNIT_CHANNELS = UNIT_GROUPS * GROUP_CHANNELS,
               UNIT_FILTERS = UNIT_GROUPS * GROUP_FILTERS;

@@ -49,7 +49,7 @@ class GroupedShape:
 
     Attributes:
         group_channels, group_filters, groups: of the layer.
-        window, strides: of the layer.
+        window, strides, dilations: of the layer.
         pads: rows above, and columns to the left of a map.
         sides: rows and columns of which tiles consist: those of the output, or for the input
             gradient those of a class (``conv2d_grouped_tile.cu``).
@@ -64,6 +64,7 @@ class GroupedShape:
     groups: int
     window: tuple[int, int]
     strides: tuple[int, int]
+    dilations: tuple[int, int]
     pads: tuple[int, int]
     sides: tuple[int, int]
     samples: int
@@ -82,9 +83,15 @@ class GroupedShape:
         (top, _), (left, _) = layer.pads(head.input_maps)
         return cls(
             channels // layer.groups, filters // layer.groups, layer.groups, layer.window,
-            layer.strides, (top, left), (sides[0], sides[1]), case.samples,
+            layer.strides, layer.dilations, (top, left), (sides[0], sides[1]), case.samples,
             ELEMENT_BYTES.get(case.precision, 4), case.precision == "fp32", case.limits,
         )  # fmt: skip
+
+    @property
+    def extents(self) -> tuple[int, int]:
+        """Rows and columns that the window extends over."""
+        (r, s), (down, across) = self.window, self.dilations
+        return (r - 1) * down + 1, (s - 1) * across + 1
 
     @property
     def pack(self) -> int:
@@ -205,6 +212,7 @@ class GroupedTile:
         return {
             "WINDOW_R": shape.window[0], "WINDOW_S": shape.window[1],
             "STEP_H": shape.strides[0], "STEP_W": shape.strides[1],
+            "DILATION_H": shape.dilations[0], "DILATION_W": shape.dilations[1],
             "PAD_H": shape.pads[0], "PAD_W": shape.pads[1],
             "TILE_ROWS": self.rows, "TILE_COLUMNS": self.columns,
             "GROUP_CHANNELS": shape.group_channels, "GROUP_FILTERS": shape.group_filters,
@@ -263,12 +271,12 @@ class ProductTile(GroupedTile):
     def _halo(self) -> int:
         """Pixels of the halo tile."""
         shape, count = self.shape, 1
-        axes = (self.rows, self.columns), shape.window, shape.strides, shape.pads
-        for side, taps, stride, pad in zip(*axes, strict=True):
+        axes = (self.rows, self.columns), shape.extents, shape.strides, shape.pads
+        for side, extent, stride, pad in zip(*axes, strict=True):
             if self.backward:
-                count *= side + (stride - 1 + pad) // stride - (pad - taps + 1) // stride
+                count *= side + (stride - 1 + pad) // stride - (pad - extent + 1) // stride
             else:
-                count *= (side - 1) * stride + taps
+                count *= (side - 1) * stride + extent
         return count
 
     @property
@@ -341,9 +349,9 @@ class WeightTile(GroupedTile):
 
     @property
     def _halo(self) -> int:
-        sides = (self.rows, self.columns), self.shape.window, self.shape.strides
+        sides = (self.rows, self.columns), self.shape.extents, self.shape.strides
         return math.prod(
-            (side - 1) * stride + taps for side, taps, stride in zip(*sides, strict=True)
+            (side - 1) * stride + extent for side, extent, stride in zip(*sides, strict=True)
         )
 
     @property
