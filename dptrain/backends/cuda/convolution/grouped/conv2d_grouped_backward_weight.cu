@@ -124,7 +124,8 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
         }
         __syncthreads();
         const Number* const own = buffers + buffer * BUFFER_SIZE;
-        sums.add(own + tap_row * DILATION_H * HALO_W * X_PITCH + unit * UNIT_CHANNELS + channel_chunk * 16,
+        sums.add(own + tap_row * DILATION_H * HALO_W * X_PITCH + unit * UNIT_CHANNELS +
+                     channel_chunk * 16,
                  own + X_SIZE + unit * UNIT_FILTERS + filter_chunk * 16,
                  tap_row == 0 && channel_chunk == 0 && part_channel == 0);
         __syncthreads();
@@ -151,7 +152,8 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
                 to[(tap * GROUP_CHANNELS + channel % GROUP_CHANNELS) * size + column] =
                     sums.c[s][e / 4][e % 4];
             }
-        if (HAS_BIAS && tap_row == 0 && channel == 0) to[weights + column] = sums.ones[e / 4][e % 4];
+        if (HAS_BIAS && tap_row == 0 && channel == 0)
+            to[weights + column] = sums.ones[e / 4][e % 4];
     }
 #endif
 }

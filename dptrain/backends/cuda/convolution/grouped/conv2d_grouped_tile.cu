@@ -3,16 +3,16 @@
 //     forward           y[n, p, q, k]  = b[k] + Σ x[n, h, w, c] w[r, s, c, k]
 //     BACKWARD          dx[n, h, w, c] = Σ dy[n, p, q, k] w[r, s, c, k]
 //
-// with h = p · stride_h + r · dilation_h − pad_top, w likewise, and sums over the taps and the channels
-// or filters of a group. x (N, H, W, C), w (R, S, C / groups, K) float32, y (N, Ho, Wo, K).
+// with h = p · stride_h + r · dilation_h − pad_top, w likewise, and sums over the taps and the
+// channels or filters of a group. x (N, H, W, C), w (R, S, C / groups, K) float32, y (N, Ho, Wo, K).
 //
 // Algorithm: implicit GEMM with halo tiles (grouped_tile.cuh). A block keeps the weights of its units
 // in shared memory and iterates over tiles of pixels; the next one is copied meanwhile. A warp
 // multiplies 16 pixels of a tile, or a few times as many, by 16 or 32 results of a unit.
 //
-// With strides, the pixels of dx with the same remainders of row and column modulo the strides form a
-// class: row i · stride + class receives row i + (class + pad − r · dilation) / stride of dy through the taps r for
-// which that is an integer. A tile consists of the same i of all classes.
+// With strides, the pixels of dx with the same remainders of row and column modulo the strides form
+// a class: row i · stride + class receives row i + (class + pad − r · dilation) / stride of dy through
+// the taps r for which that is an integer. A tile consists of the same i of all classes.
 //
 // Launch: grid (blocks, slabs, parts), WARPS · 32 threads. A slab consists of UNITS units, and a part
 // of PART_COLUMNS results of each of them.
