@@ -66,8 +66,7 @@ __device__ inline int result_of(int column) {
 }
 
 // Weights (tap, unit, column, term), with zeros between different groups.
-__device__ inline void load_weights(Number* to, const float* w, int filters, int first_unit,
-                                    int units) {
+__device__ inline void load_weights(Number* to, const float* w, int filters, int first_unit) {
     for (int i = threadIdx.x; i < TAPS * UNITS * COLUMNS * TERMS; i += blockDim.x) {
         // Adjacent threads read adjacent filters.
         const int term = BACKWARD ? i % TERMS : i / COLUMNS % TERMS;
@@ -77,10 +76,10 @@ __device__ inline void load_weights(Number* to, const float* w, int filters, int
         const int channel = BACKWARD ? result : term;
         const int filter = BACKWARD ? term : result;
         float value = 0.0f;
-        if (term < SUMMED && result < RESULTS && first_unit + unit < units &&
+        const int k = (first_unit + unit) * UNIT_FILTERS + filter;
+        if (term < SUMMED && result < RESULTS && k < filters &&
             channel / GROUP_CHANNELS == filter / GROUP_FILTERS)
-            value = w[(tap * GROUP_CHANNELS + channel % GROUP_CHANNELS) * filters +
-                      (first_unit + unit) * UNIT_FILTERS + filter];
+            value = w[(tap * GROUP_CHANNELS + channel % GROUP_CHANNELS) * filters + k];
         to[((tap * UNITS + unit) * COLUMNS + column) * WEIGHT_PITCH + term] = round_operand(value);
     }
 }
@@ -136,7 +135,7 @@ struct WarpSums {
 extern "C" __global__ void __launch_bounds__(WARPS * 32)
     conv2d_grouped_tile(const Number* __restrict__ source, const float* __restrict__ w,
                         const float* __restrict__ bias, Number* __restrict__ result, int has_bias,
-                        int units, int samples, GEOMETRY_PARAMETERS) {
+                        int samples, GEOMETRY_PARAMETERS) {
 #if TENSOR_CORES
     extern __shared__ __align__(16) char memory[];
     wait_for_previous_kernel();
@@ -147,7 +146,8 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
     // Extent and channels of the map that is read, and of the result.
     const int source_height = BACKWARD ? g.out_height : g.height;
     const int source_width = BACKWARD ? g.out_width : g.width;
-    const int source_channels = units * SUMMED, results = units * RESULTS;
+    const int source_channels = BACKWARD ? g.filters : g.channels;
+    const int results = BACKWARD ? g.channels : g.filters;
     const int result_height = BACKWARD ? g.height : g.out_height;
     const int result_width = BACKWARD ? g.width : g.out_width;
     // Rows and columns of a class, of which tiles consist.
@@ -168,7 +168,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
         cp_async_commit();
     };
     copy(blockIdx.x, 0);
-    load_weights(weights, w, units * UNIT_FILTERS, first_unit, units);
+    load_weights(weights, w, g.filters, first_unit);
     int buffer = 0;
     for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
         if (BUFFERS == 2) {

@@ -1,8 +1,8 @@
 // Tiles of maps in shared memory, and fragments of them, for convolutions with groups on tensor
 // cores. The macros are set by grouped_tiles.py.
 //
-// Adjacent groups are joined to units with at least 16 channels, if there are so many, whose products
-// fill the instructions. Weights between different groups of a unit are zeros. Therefore a number
+// Adjacent groups are joined to units, mostly of at least 16 channels, whose products fill the
+// instructions; the last unit may have fewer groups. Weights between different groups of a unit are zeros. Therefore a number
 // that is not finite makes all results of its unit that use its pixel NaN.
 //
 // A block keeps the part of a map that the pixels of its tile reach in shared memory, so that each

@@ -15,8 +15,7 @@ from dptrain.plan.limits import DeviceLimits
 from dptrain.plan.lowering import Phase
 
 UNIT_CHANNELS = 16
-"""Channels and filters of a unit of groups, if the layer has so many: the rows and columns of a
-fragment."""
+"""Rows and columns of a fragment: the channels and filters of a unit are completed to multiples."""
 
 SLAB_BYTES = 128
 """Bytes of a pixel that a block copies if it has several units: a cache line."""
@@ -100,21 +99,27 @@ class GroupedShape:
 
     @cached_property
     def unit_groups(self) -> int:
-        """Groups of a unit; 0 if units do not consist of whole packs."""
-        fits = [
+        """Groups of a unit, with the fewest products of zeros; 0 if packs do not divide evenly."""
+        sizes, pack = (self.group_channels, self.group_filters), self.pack
+        if any(self.groups * size % pack for size in sizes):
+            return 0
+        counts = [
             count
-            for count in _divisors(self.groups)
-            if count * self.group_channels % self.pack == 0
-            and count * self.group_filters % self.pack == 0
+            for count in range(1, min(self.groups, UNIT_CHANNELS) + 1)
+            if all(count * size % pack == 0 for size in sizes)
         ]
-        smallest = min(self.group_channels, self.group_filters)
-        filled = [count for count in fits if count * smallest >= UNIT_CHANNELS]
-        return min(filled) if filled else max(fits, default=0)
+
+        def products(count: int) -> float:
+            """Return the products of a group, with zeros."""
+            chunks = (ceil_div(count * size, UNIT_CHANNELS) for size in sizes)
+            return math.prod(chunks) / count
+
+        return min(counts, key=products, default=0)
 
     @cached_property
     def units(self) -> int:
-        """Units of the layer."""
-        return self.groups // self.unit_groups
+        """Units of the layer, of which the last may have fewer groups."""
+        return ceil_div(self.groups, self.unit_groups)
 
     def pitch(self, channels: int) -> int:
         """Return the elements between pixels in shared memory: an odd number of packs."""
@@ -247,7 +252,8 @@ class ProductTile(GroupedTile):
     @property
     def warp_columns(self) -> int:
         """Results that a warp computes."""
-        return 32 if self.results % 32 == 0 else 16
+        results = self.shape.groups * self.results // self.shape.unit_groups
+        return 32 if self.results % 32 == results % 8 == 0 else 16
 
     @property
     def _columns(self) -> int:
@@ -417,11 +423,10 @@ def _product_tiles(shape: GroupedShape, phase: Phase) -> Iterator[GroupedTile]:
     backward = phase is Phase.BACKWARD_INPUT
     size = shape.group_filters if backward else shape.group_channels
     most = max(SLAB_BYTES // (shape.unit_groups * size * shape.itemsize), 1)
-    units = [count for count in _divisors(shape.units) if count <= most]
     for rows, columns in _tile_sides(shape):
         for buffers in (1, 2):
             yield ProductTile(shape, rows, columns, 1, buffers, backward, whole=False)
-            for count in units[-2:]:
+            for count in _units_of_slabs(shape, most):
                 yield ProductTile(shape, rows, columns, count, buffers, backward, whole=True)
 
 
@@ -434,9 +439,8 @@ def _weight_tiles(shape: GroupedShape) -> Iterator[GroupedTile]:
     whole = (channel_chunks, filter_chunks) == (channels, filters)
     size = shape.unit_groups * max(shape.group_channels, shape.group_filters) * shape.itemsize
     most = max(min(SLAB_BYTES // size, MAX_WGRAD_WARPS // warps), 1) if whole else 1
-    units = [count for count in _divisors(shape.units) if count <= most]
     for rows, columns in _tile_sides(shape):
-        for count in units[-2:]:
+        for count in _units_of_slabs(shape, most):
             for buffers in (1, 2):
                 yield WeightTile(
                     shape, rows, columns, count, buffers, channel_chunks, filter_chunks
@@ -463,5 +467,7 @@ def _unit_chunks(shape: GroupedShape) -> tuple[int, int]:
     return ceil_div(groups * shape.group_channels, 16), ceil_div(groups * shape.group_filters, 16)
 
 
-def _divisors(number: int) -> list[int]:
-    return [count for count in range(1, number + 1) if number % count == 0]
+def _units_of_slabs(shape: GroupedShape, most: int) -> list[int]:
+    """Return the units of a slab with the fewest slabs, with one slab more, and so on."""
+    fewest = ceil_div(shape.units, most)
+    return sorted({ceil_div(shape.units, count) for count in range(fewest, fewest + 3)})
