@@ -147,7 +147,7 @@ def test_a_new_class_of_layer_needs_no_change(
         (HEAD + "[[layer]]\ntype = 'pool'\nstride = 'a'",
          "stride is 'a'; expected a whole number or [a whole number, a whole number]"),
         (HEAD + "[[layer]]\ntype = 'dense'\nunits = 2\nweight_init = 'hee'",
-         "layer 2 (dense): weight_init: unknown type 'hee'; expected he, normal, constant"
+         "layer 2 (dense): weight_init: unknown type 'hee'; expected he, normal, uniform, constant"
          "; did you mean 'he'?"),
         (HEAD + "[[layer]]\ntype = 'dense'\nunits = 2\nweight_init = 'normal'",
          "weight_init (normal): key 'std' is missing"),
