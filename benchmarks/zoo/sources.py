@@ -80,7 +80,8 @@ def export(module: Any, path: Path, size: int, exporter: str) -> None:
     options: dict[str, Any] = {"input_names": ["x"], "output_names": ["y"]}
     if exporter == "dynamo":
         options |= {"dynamo": True, "dynamic_shapes": ({0: torch.export.Dim("N")},)}
-        options |= {"verbose": False, "optimize": True}
+        # Otherwise batch normalisations become parts of convolutions.
+        options |= {"verbose": False, "optimize": False}
     else:
         # Otherwise batch normalisations become parts of convolutions.
         kept = torch.onnx.TrainingMode.PRESERVE

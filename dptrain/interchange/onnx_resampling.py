@@ -10,7 +10,7 @@ import onnx
 from numpy.typing import NDArray
 
 from dptrain.errors import UserError
-from dptrain.interchange.onnx_matching import Match, always, constants
+from dptrain.interchange.onnx_matching import Match, always, convolution_arrays
 from dptrain.interchange.onnx_reading import ReadGraph, attributes, number
 from dptrain.network.layers import Layer, Shape, maps_of
 from dptrain.network.maps.channels import ChannelSlice
@@ -116,7 +116,7 @@ def _pad(sides: tuple[int, int, int, int], mode: Any) -> Pad2d:
 def read_transposed_convolution(graph: ReadGraph, node: onnx.NodeProto) -> Match:
     """Match a transposed convolution: zeros between and around the pixels, and a convolution."""
     values, names = attributes(node), list(node.input[1:])
-    arrays = constants(graph, names, ("weight", "bias"))
+    arrays = convolution_arrays(graph, names)
     weight, groups = arrays["weight"], int(values.get("group", 1))
     if weight.ndim != 4:
         raise UserError(f"its weight has {weight.ndim} axes; expected 4 (C, K, R, S)")
