@@ -28,6 +28,10 @@ MOST_ELEMENTS = 1024
 """Most elements of a constant that is kept, from which types are inferred. A larger one is computed
 when it is read, and has at most as many elements as all constants of the file."""
 
+TRAINING_MODE = 15
+"""Version of ONNX from which batch normalisations have the attribute `training_mode`, with the
+types of today."""
+
 RANDOM = (
     "Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform",
     "RandomUniformLike",
@@ -39,7 +43,8 @@ class Constants:
     """Known tensors of a model.
 
     Attributes:
-        nodes: the nodes of the graph. CastLike is Cast if its type is known.
+        nodes: the nodes of the graph. CastLike is Cast, and an operator that only adds or removes
+            axes of maps is Reshape, if the types of their tensors are known.
         given: names of the constants that the file contains as such.
     """
 
@@ -58,11 +63,11 @@ class Constants:
         sizes = (math.prod(each.dims) for each in graph.initializer)
         self._most_elements = max(MOST_ELEMENTS, sum(sizes))
         for each in graph.node:
-            node = self._without_cast_like(each)
-            self.nodes.append(node)
+            node = self._as_newer(each)
             # onnx has many classes of errors, and damaged nodes are refused when they are read.
             with suppress(Exception):
                 self._visit(node)
+            self.nodes.append(self._as_reshape(node))
 
     def __contains__(self, tensor: str) -> bool:
         return tensor in self._values or tensor in self._tensors or tensor in self._computed
@@ -120,13 +125,35 @@ class Constants:
         if math.prod(constant.dims) <= MOST_ELEMENTS:
             self._values[name] = _array(constant)
 
-    def _without_cast_like(self, node: onnx.NodeProto) -> onnx.NodeProto:
-        """Return Cast for CastLike, whose second input has a type alone that counts."""
+    def _as_newer(self, node: onnx.NodeProto) -> onnx.NodeProto:
+        """Return Cast for CastLike, whose second input has a type alone that counts.
+
+        A batch normalisation has `training_mode`, which older versions state by their outputs.
+        """
+        if (
+            node.op_type == "BatchNormalization"
+            and self._version < TRAINING_MODE
+            and len(node.output) > 3
+        ):
+            newer = onnx.NodeProto()
+            newer.CopyFrom(node)
+            del newer.output[3:]
+            newer.attribute.append(helper.make_attribute("training_mode", 1))
+            return newer
         kind = self._types.get(node.input[1]) if len(node.input) == 2 else None
         if node.op_type != "CastLike" or kind is None:
             return node
         to = kind.tensor_type.elem_type
         return helper.make_node("Cast", node.input[:1], node.output, node.name, to=to)
+
+    def _as_reshape(self, node: onnx.NodeProto) -> onnx.NodeProto:
+        """Return Reshape for an operator that adds or removes axes; of vectors, there is none."""
+        shape = self.shape(node.output[0]) if node.op_type in ("Squeeze", "Unsqueeze") else None
+        if shape is None or len(shape) < 3 or node.output[0] in self:
+            return node
+        sizes = f"{node.output[0]}:shape"
+        self._values[sizes] = np.array(shape, np.int64)
+        return helper.make_node("Reshape", [node.input[0], sizes], node.output, node.name)
 
     def _visit(self, node: onnx.NodeProto) -> None:
         """Find the types of the outputs of a node, and whether their values are known."""
@@ -171,7 +198,8 @@ class Constants:
             [helper.make_value_info(name, self._types[name]) for name in values],
             [helper.make_empty_tensor_value_info(name) for name in node.output if name],
         )
-        model = helper.make_model(graph, opset_imports=self._opsets, ir_version=8)
+        opsets = self._opsets_of(node)
+        model = helper.make_model(graph, opset_imports=opsets, ir_version=8)
         results = ReferenceEvaluator(model).run(None, values)
         names = [name for name in node.output if name]
         return {name: np.asarray(each) for name, each in zip(names, results, strict=True)}
@@ -181,8 +209,15 @@ class Constants:
             return before[name]
         return self._values[name] if name in self._values else _array(self._tensors[name])
 
+    def _opsets_of(self, node: onnx.NodeProto) -> list[onnx.OperatorSetIdProto]:
+        """Return the versions by which a node is computed; see `_as_newer`."""
+        is_older = node.op_type == "BatchNormalization" and self._version < TRAINING_MODE
+        return [helper.make_opsetid("", TRAINING_MODE)] if is_older else self._opsets
+
     def _infer(self, node: onnx.NodeProto) -> None:
-        schema = onnx.defs.get_schema(node.op_type, self._version, node.domain)
+        opsets = self._opsets_of(node)
+        version = next((each.version for each in opsets if not each.domain), 1)
+        schema = onnx.defs.get_schema(node.op_type, version, node.domain)
         data = {
             name: numpy_helper.from_array(self._values[name], name)
             for name in node.input
@@ -190,7 +225,7 @@ class Constants:
         }
         types = {name: self._types[name] for name in node.input if name}
         self._types |= shape_inference.infer_node_outputs(
-            schema, node, types, data, opset_imports=self._opsets
+            schema, node, types, data, opset_imports=opsets
         )
 
 

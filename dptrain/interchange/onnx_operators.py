@@ -330,6 +330,18 @@ def _flatten(graph: ReadGraph, node: onnx.NodeProto) -> Match:
     return Match((node.input[0],), make)
 
 
+def _reshapes(graph: ReadGraph, node: onnx.NodeProto) -> Match | None:
+    """Match several reshapes that give the shape of the input again."""
+    shape, before = graph.shape(node.output[0]), graph.node(node.input[0], "Reshape")
+    passed = set[str]()
+    while shape is not None and before is not None and before.output[0] not in passed:
+        passed.add(before.output[0])
+        if graph.shape(before.input[0]) == shape:
+            return Match((before.input[0],), always())
+        before = graph.node(before.input[0], "Reshape")
+    return None
+
+
 def _reshape(graph: ReadGraph, node: onnx.NodeProto) -> Match:
     target = graph.constant(node.input[1])
     if target is not None and target.size in (3, 4):
@@ -575,7 +587,7 @@ _LAYERS: Mapping[str, tuple[Reader, ...]] = {
     "Pad": (read_pad,),
     "ReduceMax": (partial(_reduction, GlobalMaxPool2d),),
     "ReduceMean": (partial(_reduction, GlobalAveragePool2d),),
-    "Reshape": (read_shuffle, read_blocks, _reshape),
+    "Reshape": (read_shuffle, read_blocks, _reshapes, _reshape),
     "Resize": (read_resize,),
     "Slice": (read_slice,),
     "SpaceToDepth": (read_space_to_depth,),
