@@ -43,8 +43,9 @@ class Constants:
     """Known tensors of a model.
 
     Attributes:
-        nodes: the nodes of the graph. CastLike is Cast, and an operator that only adds or removes
-            axes of maps is Reshape, if the types of their tensors are known.
+        nodes: the nodes of the graph in fewer forms: no input is a copy, CastLike is Cast, parts of
+            a sequence are Slice, and what adds or removes axes of maps is Reshape, if types of
+            tensors and sizes of parts are known.
         given: names of the constants that the file contains as such.
     """
 
@@ -55,6 +56,8 @@ class Constants:
         self._version = next((each.version for each in self._opsets if not each.domain), 1)
         self._tensors: dict[str, TensorProto] = {}
         self._values: Values = {}
+        self._copies: dict[str, str] = {}
+        self._splits: dict[str, onnx.NodeProto] = {}
         self._computed: dict[str, onnx.NodeProto] = {}
         self._types = {value.name: _type_of_input(value) for value in graph.input}
         for constant in graph.initializer:
@@ -63,7 +66,7 @@ class Constants:
         sizes = (math.prod(each.dims) for each in graph.initializer)
         self._most_elements = max(MOST_ELEMENTS, sum(sizes))
         for each in graph.node:
-            node = self._as_newer(each)
+            node = self._as_slice(self._as_newer(self._without_copies(each)))
             # onnx has many classes of errors, and damaged nodes are refused when they are read.
             with suppress(Exception):
                 self._visit(node)
@@ -125,6 +128,17 @@ class Constants:
         if math.prod(constant.dims) <= MOST_ELEMENTS:
             self._values[name] = _array(constant)
 
+    def _without_copies(self, node: onnx.NodeProto) -> onnx.NodeProto:
+        """Return a node that reads what Identity copies, not the copy."""
+        if any(name in self._copies for name in node.input):
+            direct = onnx.NodeProto()
+            direct.CopyFrom(node)
+            direct.input[:] = [self._copies.get(name, name) for name in node.input]
+            node = direct
+        if node.op_type == "Identity" and node.input:
+            self._copies[node.output[0]] = node.input[0]
+        return node
+
     def _as_newer(self, node: onnx.NodeProto) -> onnx.NodeProto:
         """Return Cast for CastLike, whose second input has a type alone that counts.
 
@@ -145,6 +159,27 @@ class Constants:
             return node
         to = kind.tensor_type.elem_type
         return helper.make_node("Cast", node.input[:1], node.output, node.name, to=to)
+
+    def _as_slice(self, node: onnx.NodeProto) -> onnx.NodeProto:
+        """Return Slice for an element of a sequence that a split makes."""
+        if node.op_type == "SplitToSequence":
+            self._splits[node.output[0]] = node
+        split = self._splits.get(node.input[0]) if node.op_type == "SequenceAt" else None
+        shape = None if split is None else self.shape(split.input[0])
+        index = self._values.get(node.input[1]) if split is not None else None
+        sizes = self._values.get(split.input[1]) if split and len(split.input) > 1 else None
+        if split is None or shape is None or index is None or sizes is None:
+            return node
+        axis = next((each.i for each in split.attribute if each.name == "axis"), 0)
+        number = int(index)
+        # One number is the size of every part; the last one may be smaller.
+        bounds = np.cumsum([0, *sizes]) if sizes.ndim else np.arange(number + 2) * int(sizes)
+        output, parts = node.output[0], {"start": bounds[number], "stop": bounds[number + 1]}
+        for name, value in (*parts.items(), ("axis", axis)):
+            self._values[f"{output}:{name}"] = np.array([value], np.int64)
+            self._types[f"{output}:{name}"] = helper.make_tensor_type_proto(TensorProto.INT64, [1])
+        inputs = [split.input[0], *(f"{output}:{name}" for name in (*parts, "axis"))]
+        return helper.make_node("Slice", inputs, node.output, node.name)
 
     def _as_reshape(self, node: onnx.NodeProto) -> onnx.NodeProto:
         """Return Reshape for an operator that adds or removes axes; of vectors, there is none."""
@@ -243,7 +278,10 @@ def _tensor_of(node: onnx.NodeProto) -> TensorProto:
     """Return the constant of a node Constant."""
     (attribute,) = node.attribute
     value = helper.get_attribute_value(attribute)
-    return value if isinstance(value, TensorProto) else numpy_helper.from_array(np.asarray(value))
+    if isinstance(value, TensorProto):
+        return value
+    dtype = np.float32 if attribute.name.startswith("value_float") else np.int64
+    return numpy_helper.from_array(np.asarray(value, dtype))
 
 
 def _array(constant: TensorProto) -> NDArray[Any]:

@@ -22,6 +22,9 @@ from dptrain.network.maps.resampling import (
     transposed_convolution,
 )
 
+WHOLE = 2**31 - 1
+"""A slice that ends there ends with the axis."""
+
 PAD_MODES = {"zeros": "constant", "reflect": "reflect", "replicate": "edge"}
 """Modes of ONNX by those of `Pad2d`."""
 
@@ -245,7 +248,10 @@ def read_slice(graph: ReadGraph, node: onnx.NodeProto) -> Match:
     parts = {
         axis: slice(*map(int, bounds))
         for axis, *bounds in zip(axes, starts, ends, steps, strict=True)
+        if bounds[0] or bounds[1] < WHOLE or bounds[2] != 1
     }
+    if not parts:
+        return Match((x,), always())
     if min(steps) < 1 or (1 in parts and parts[1].step != 1) or 0 in parts:
         raise UserError(
             f"it has the axes {axes} and steps {list(steps)}; expected consecutive channels, and "
