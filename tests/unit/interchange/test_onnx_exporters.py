@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import io
+import re
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,10 +16,14 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from onnx import TensorProto, helper, numpy_helper
 
 from dptrain import make_replica
+from dptrain.errors import UserError
+from dptrain.interchange.onnx_constants import FREE_BATCH, Constants
 from dptrain.interchange.onnx_import import OnnxNetwork, read_onnx
 from dptrain.network import BatchNorm2d, Dropout, StochasticDepth
+from dptrain.network.layers import RandomMask
 from dptrain.training.persistence.weights import load_weights
 from tests.lazy import LazyModule
 from tests.tiers import tiered
@@ -193,19 +199,129 @@ def read(name: str, exporter: str, mode: str, opset: int, folder: Path) -> tuple
     return found, module
 
 
-CASES = [
-    (name, key, mode, opset)
+OLDER = [
+    (name, mode, opset)
     for name in NAMES
-    for key, exporter in EXPORTERS.items()
-    for mode in exporter.modes
-    for opset in exporter.opsets
+    for mode in EXPORTERS["torchscript"].modes
+    for opset in EXPORTERS["torchscript"].opsets
 ]
-if __name__=="__main__":
-    import sys,resource,tempfile,warnings,logging
-    resource.setrlimit(resource.RLIMIT_AS,(8_000_000_000,)*2); warnings.simplefilter("ignore"); logging.disable(logging.CRITICAL)
-    for c in CASES:
-        if c[1]!=sys.argv[1] or (len(sys.argv)>2 and c[0] not in sys.argv[2:]): continue
-        with tempfile.TemporaryDirectory() as t:
-            try: found,m=read(*c,Path(t)); n=sum(p.numel() for p in m.parameters()); r="ok" if found.network.num_parameters==n else f"params {found.network.num_parameters} {n}"
-            except Exception as e: r=type(e).__name__+" "+" ".join(str(e).split())[:230]
-        if r!="ok": print(*c,r,flush=True)
+QUICK = [
+    (name, ("TRAINING", "PRESERVE")[index % 2], EXPORTERS["torchscript"].opsets[index % 5])
+    for index, name in enumerate(NAMES)
+]
+NEWER = [
+    (name, mode, opset)
+    for name in NAMES
+    for mode, opset in (("EVAL", 18), ("TRAINING", 20), ("TRAINING", 22))
+]
+
+
+def check_layers(name: str, mode: str, found: OnnxNetwork, module: Any) -> None:
+    """Check that a file with all layers is read with all of them, and no others."""
+    layers = [node.layer for node in found.network.nodes]
+    if name != "computed weights":
+        assert found.network.num_parameters == sum(p.numel() for p in module.parameters())
+    if name == "convolutions":
+        norms = [layer for layer in layers if isinstance(layer, BatchNorm2d)]
+        assert [norm.momentum for norm in norms] == pytest.approx([0.1, 0.3, 0.1])
+    if name == "masks" and mode == "TRAINING":
+        masks = [layer for layer in layers if isinstance(layer, RandomMask)]
+        assert [type(mask) for mask in masks] == [Dropout, StochasticDepth, Dropout]
+        assert [mask.rate for mask in masks] == pytest.approx([0.3, 0.2, 0.1])
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("name", "mode", "opset"), tiered(OLDER, QUICK))
+def test_files_of_the_older_exporter(name: str, mode: str, opset: int, tmp_path: Path) -> None:
+    found, module = read(name, "torchscript", mode, opset, tmp_path)
+    if mode != "EVAL":  # There, batch normalisations are parts of convolutions.
+        check_layers(name, mode, found, module)
+
+
+@pytest.mark.more
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("name", "mode", "opset"), NEWER)
+def test_files_of_the_newer_exporter(name: str, mode: str, opset: int, tmp_path: Path) -> None:
+    pytest.importorskip("onnxscript", reason="the newer exporter of PyTorch needs onnxscript")
+    found, module = read(name, "dynamo", mode, opset, tmp_path)
+    check_layers(name, mode, found, module)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_loss_in_training_is_that_of_the_module(tmp_path: Path) -> None:
+    """Batch normalisations of a file for training use the moments of the minibatch."""
+    found, module = read("convolutions", "torchscript", "TRAINING", 17, tmp_path)
+    rng = np.random.default_rng(4)
+    x = rng.standard_normal((4, *SHAPE)).astype(np.float32)
+    y = rng.integers(0, FEATURES, 4).astype(np.int32)
+    replica = make_replica(found.network, "reference", len(x))
+    for name, values in found.arrays.items():
+        owner = replica.parameters if name in replica.parameters else replica.statistics
+        owner[name] = values
+    expected = torch.nn.functional.cross_entropy(
+        module.train()(torch.tensor(x)), torch.tensor(y).long()
+    )
+    assert replica.forward_backward(x, y) == pytest.approx(expected.item(), rel=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("shape", "scale", "message"),
+    [
+        ((2, 3, 1, 1), 0.8, "(Mul): its random mask has shape (2, 3, 1, 1); expected a number for"),
+        ((2, 1, 1, 1), 0.5, "(Mul): its random mask is 2 with probability 0.8; expected 1.25, 1 /"),
+    ],
+)
+def test_other_masks_are_refused(
+    shape: tuple[int, ...], scale: float, message: str, tmp_path: Path
+) -> None:
+    mask = as_module(lambda m, x: x * (torch.empty(shape).bernoulli_(0.8) / scale))
+    module = torch.nn.Sequential(mask, torch.nn.Flatten())
+    path = tmp_path / "model.onnx"
+    EXPORTERS["torchscript"].write(module, path, "TRAINING", 17)
+    with pytest.raises(UserError, match=re.escape(message)):
+        read_onnx(path)
+
+
+@pytest.mark.parametrize("shape", [[2**31, 2**10], [FREE_BATCH, 1024]])
+def test_a_small_file_takes_little_memory(shape: list[int]) -> None:
+    """Files state shapes of any size, which are not computed."""
+    nodes = [
+        helper.make_node("ConstantOfShape", ["shape"], ["zeros"]),
+        helper.make_node("Add", ["zeros", "one"], ["ones"]),
+    ]
+    values = {"shape": np.array(shape), "one": np.ones(1, np.float32)}
+    given = [numpy_helper.from_array(value, name) for name, value in values.items()]
+    opsets = [helper.make_opsetid("", 17)]
+    graph = helper.make_graph(nodes, "graph", [], [], given)
+    tracemalloc.start()
+    try:
+        constants = Constants(helper.make_model(graph, opset_imports=opsets))
+        assert constants.value("ones") is None
+        assert constants.shape("ones") == tuple(shape)
+        assert tracemalloc.get_traced_memory()[1] < 2**24
+    finally:
+        tracemalloc.stop()
+
+
+def test_values_follow_from_constants_and_shapes() -> None:
+    """Each form that normalised nodes have; the number of samples is free."""
+    nodes = [
+        helper.make_node("Shape", ["x"], ["sizes"], start=1),
+        helper.make_node("Identity", ["w"], ["copy"]),
+        helper.make_node("Transpose", ["copy"], ["turned"], perm=[1, 0]),
+        helper.make_node("RandomUniformLike", ["w"], ["random"]),
+        helper.make_node("Add", ["random", "w"], ["sum"]),
+        helper.make_node("Constant", [], ["half"], value_float=0.5),
+        helper.make_node("CastLike", ["half", "sizes"], ["whole"]),
+    ]
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 3, 5, 7])
+    w = np.arange(40 * 30, dtype=np.float32).reshape(40, 30)
+    graph = helper.make_graph(nodes, "graph", [x], [], [numpy_helper.from_array(w, "w")])
+    opsets = [helper.make_opsetid("", 17)]
+    found = Constants(helper.make_model(graph, opset_imports=opsets))
+    for name, expected in {"sizes": [3, 5, 7], "turned": w.T, "whole": 0}.items():
+        np.testing.assert_array_equal(found.value(name), expected)
+    assert found.value("random") is None
+    assert found.value("sum") is None
+    assert found.given == {"w"}
