@@ -433,7 +433,8 @@ class Lowering(Protocol):
     Attributes:
         name: name of the backend.
         precisions: supported precisions by name, the default first.
-        fusions: sequences of layer classes that the backend can compute as one group.
+        fusions: sequences of layer classes that the backend can compute as one group; `Activation`
+            means every function of single elements.
         inference_fusions: further ones of plans without training.
         concurrent_weight_gradients: stages of `BACKWARD_WEIGHT` may run concurrently with all
             stages that follow, up to the update.

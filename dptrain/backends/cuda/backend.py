@@ -146,7 +146,7 @@ CONVOLUTIONS: Sequence[tuple[type[Layer], ...]] = [
 """Groups of a convolution, its ReLU and an epilogue."""
 
 NORMALIZATIONS: Sequence[tuple[type[Layer], ...]] = [
-    (BatchNorm2d, *rest) for rest in ((Add, ReLU), (Add,), (ReLU,))
+    (BatchNorm2d, *rest) for rest in ((Add, ReLU), (Add,), (Activation,))
 ]
 """Groups of a batch normalisation and what follows it."""
 
@@ -243,7 +243,7 @@ class CudaBackend(Backend):
     fusions = (
         *CONVOLUTIONS,
         *NORMALIZATIONS,
-        (FrozenBatchNorm2d, ReLU),
+        (FrozenBatchNorm2d, Activation),
         (Conv2d, ReLU),
         (Dense, ReLU, Dropout),
         (Dense, ReLU),
@@ -294,7 +294,7 @@ class CudaBackend(Backend):
         return epilogue is None or epilogue.supports(nodes[2:])
 
     def adds_gradient(self, group: Group, local: str, setting: Setting) -> bool:
-        return local == "dx" and self.operation(group, setting) is Convolution
+        return self.operation(group, setting).adds_gradient(group, local)
 
     def sums_output(self, group: Group, reader: Group, setting: Setting) -> bool:
         sums = isinstance(reader.head.layer, BatchNorm2d)
@@ -319,7 +319,7 @@ class CudaBackend(Backend):
         if isinstance(layer, Dense):
             return dense_operation(group, setting)
         if is_grouped(group.head):
-            return grouped_operation(group.head)
+            return grouped_operation(group, setting)
         found = entry_of(OPERATIONS, layer)
         assert found is not None, layer.kind
         return found

@@ -13,6 +13,11 @@
 #include "geometry.cuh"
 #include "precision.cuh"
 
+// True if the input gradient is added to what another kernel has stored.
+#ifndef ADD_GRADIENT
+#define ADD_GRADIENT 0
+#endif
+
 // bias (K,) is read if has_bias is not 0.
 extern "C" __global__ void conv2d_grouped_forward(const Number* __restrict__ x,
                                                   const float* __restrict__ w,
@@ -69,7 +74,7 @@ extern "C" __global__ void conv2d_grouped_backward_input(const Number* __restric
             const float* weights = w + ((r * g.s + s) * group_channels + c) * g.filters + first;
             for (int k = 0; k < group_filters; ++k) sum = fmaf(to_float(from[k]), weights[k], sum);
         }
-    dx[i] = from_float<Number>(sum);
+    dx[i] = from_float<Number>(ADD_GRADIENT ? to_float(dx[i]) + sum : sum);
 }
 
 // dw[r, s, c, k] = Σ over pixels of x[n, h, w, group(k) · Cg + c] dy[n, p, q, k]; db[k] = Σ dy.

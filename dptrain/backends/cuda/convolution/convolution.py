@@ -38,6 +38,10 @@ class Convolution(BoundConvolution):
     """
 
     @classmethod
+    def adds_gradient(cls, group: Group, local: str) -> bool:
+        return local == "dx"
+
+    @classmethod
     def choices(cls, group: Group, setting: Setting) -> dict[Phase, tuple[Case, Choice[Case]]]:
         """Return the cases of the products of a plan, and the algorithms that compute them."""
         phases = [Phase.FORWARD]
