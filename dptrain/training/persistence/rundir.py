@@ -14,9 +14,12 @@ confusion.csv     confusion matrix of the test data, of up to 200 classes
 labels.csv        samples and predictions of each label of the test data, of several labels
 mistakes.png      images of the most confident mistakes on the test data
 checkpoints/      see `dptrain.training.persistence.checkpoints`
+incidents.json    faults after which the ranks were started again: see `dptrain.runs.incidents`
 best/             the checkpoint of the best epoch by the validation data
 .last_checkpoint  step of the newest checkpoint
 .lock             locked by the process that trains here
+.progress         the last complete step: see `dptrain.runs.incidents`
+.snapshots        names the snapshots of the run: see `dptrain.training.persistence.snapshots`
 """
 
 from __future__ import annotations
@@ -72,7 +75,7 @@ from dptrain.training.persistence.checkpoints import Arrays, CheckpointStore
 from dptrain.training.settings import read_settings
 
 BEST = "best"
-LAST_CHECKPOINT = ".last_checkpoint"
+LAST_CHECKPOINT, SNAPSHOTS = ".last_checkpoint", ".snapshots"
 
 
 class RunDirectoryLostError(UserError):
