@@ -123,11 +123,7 @@ class RunDirectory:
                 count: a run that was killed at its start leaves some, and so do network disks.
         """
         if path is None:
-            parent = Path("runs")
-            with writing(parent):
-                path = _make_new(parent, _run_name(network, data, now))
-                sync(parent)
-            run = cls(path, keep=keep)
+            run = cls(new_folder(network, data, now), keep=keep)
             run.hold()
             return run
         with writing(path):
@@ -371,6 +367,19 @@ class RunDirectory:
 
     def _write(self, name: str, text: str) -> None:
         write_whole(self.path / name, text, check=self.check_present)
+
+
+def new_folder(network: str, data: str, now: datetime) -> Path:
+    """Make an empty folder in ``runs`` for a run whose user names none; see `RunDirectory.create`.
+
+    Raises:
+        UserError: the folder cannot be made.
+    """
+    parent = Path("runs")
+    with writing(parent):
+        path = _make_new(parent, _run_name(network, data, now))
+        sync(parent)
+    return path
 
 
 def _close_all(*descriptors: int) -> None:
