@@ -10,8 +10,6 @@ from pathlib import Path
 from dptrain.comm.watchdog.siblings import RANK_NAMES
 from dptrain.comm.watchdog.watch import is_stopped, process_state, start_time
 
-_NAMES = tuple(f"{name}=".encode() for name in RANK_NAMES)
-
 
 class LocalRanks:
     """The processes of the ranks below a launcher; leaving the block kills those that are left.
@@ -79,10 +77,14 @@ def _children(pid: int) -> list[int]:
 
 
 def _is_rank(pid: int) -> bool:
-    """Return True if the environment of a process names its rank."""
+    """Return True if the environment of a process names its rank, and that of this one does not.
+
+    A batch script of Slurm has such a variable.
+    """
+    names = tuple(f"{name}=".encode() for name in RANK_NAMES if name not in os.environ)
     with suppress(OSError):
         return any(
-            word.startswith(_NAMES)
+            word.startswith(names)
             for word in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
         )
     return False
