@@ -93,6 +93,7 @@ def survive(
     from dptrain.machine import available_cores
     from dptrain.scaling.launching import find_launcher
     from dptrain.survival.supervisor import Job, Supervisor
+    from dptrain.training.persistence.rundir import RunDirectory
     from dptrain.training.settings import load_settings
 
     launch = find_launch(os.environ)
@@ -104,7 +105,9 @@ def survive(
         )
     given = {"snapshots": True, **{k: v for k, v in flags.items() if v is not None}}
     resume = given.pop("resume", None)
-    run_dir = resume if resume not in (None, RUN_DIR) else given.get("run_dir")
+    run_dir = given.get("run_dir")
+    if resume not in (None, RUN_DIR):
+        run_dir = RunDirectory.open(Path(resume)).path
     continues = run_dir is not None and (Path(run_dir) / CONFIG).is_file()
     chosen = load_settings(
         {**given, "resume": run_dir, "run_dir": run_dir} if continues else given, os.environ,

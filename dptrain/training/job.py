@@ -339,7 +339,9 @@ def assemble(
     run = None
     if keeps_run:
         run = call_on_rank_zero(world, lambda: open_run(chosen, inputs.network, inputs.dataset))
-    recovered = Recovered() if chosen.resume is None else recover(world, run)
+    recovered = Recovered()
+    if chosen.resume is not None:
+        recovered = recover(world, run, keeps=chosen.snapshots)
     plan, kernels = select_kernels(chosen, world, inputs.backend, inputs.plan, run, quiet=quiet)
     inputs = replace(inputs, plan=plan)
     replica = _make_replica(chosen, world, inputs, quiet=quiet)

@@ -346,7 +346,7 @@ def choose_place(needed: int, most_mib: int) -> tuple[Path | None, str]:
     return None, f"they need {format_bytes(needed)}; {' and '.join(reasons) or 'no folder exists'}"
 
 
-def recover(world: World, run: RunDirectory | None) -> Recovered:
+def recover(world: World, run: RunDirectory | None, *, keeps: bool) -> Recovered:
     """Write the newest snapshot of all nodes to the run directory; all ranks call this.
 
     Nothing is written if the run directory has a checkpoint of this step or of a later one.
@@ -354,6 +354,7 @@ def recover(world: World, run: RunDirectory | None) -> Recovered:
     Args:
         world: the ranks.
         run: the run directory that continues, on rank 0, which holds it.
+        keeps: whether the run goes on with snapshots; otherwise they are removed.
 
     Returns:
         What the processes had made before they ended.
@@ -370,17 +371,18 @@ def recover(world: World, run: RunDirectory | None) -> Recovered:
     last = max((folder.last_step for folder in folders), default=(-1, 0))
     found = world.all_gather_json([-1 if loaded is None else loaded.step, *last])
     step = max(step for step, _, _ in found)
-    last_step, last_ns = max((last, time_ns) for _, last, time_ns in found)
-    result = Recovered(last_step, last_ns)
-    present = -1 if run is None else max(run.checkpoints.steps(), default=-1)
-    if step <= world.broadcast_json(present):
-        return result
-    holder = next(rank for rank, each in enumerate(found) if each[0] == step)
-    best = None
-    if world.rank == holder and newest is not None:
-        best = _load(newest.best)
-    _write(world, run, holder, [best, loaded])
-    return result
+
+    def find_present() -> int:
+        return -1 if run is None else max(run.checkpoints.steps(), default=-1)
+
+    if step > world.broadcast_json(call_on_rank_zero(world, find_present)):
+        holder = next(rank for rank, each in enumerate(found) if each[0] == step)
+        best = _load(newest.best) if newest is not None and world.rank == holder else None
+        _write(world, run, holder, [best, loaded])
+    if not keeps:
+        for folder in folders:
+            folder.remove()
+    return Recovered(*max((last_step, last_ns) for _, last_step, last_ns in found))
 
 
 def _load(store: CheckpointStore) -> Checkpoint | None:
@@ -450,25 +452,24 @@ def promote(run: RunDirectory) -> int | None:
     run.hold()
     try:
         before = max(run.checkpoints.steps(), default=-1)
-        recover(World.single(), run)
+        recover(World.single(), run, keeps=False)
         step = max(run.checkpoints.steps(), default=-1)
     finally:
         run.release()
-    for folder in folders:
-        folder.remove()
     return step if step > before else None
 
 
 def read_token(path: Path) -> str | None:
-    """Return the token of a run directory; None if it has none."""
+    """Return the token of a run directory; None if it has none, or is a copy of another one."""
     with suppress(OSError):
-        text = read_regular(path / SNAPSHOTS, 100).decode(errors="replace").strip()
-        return text if text.isalnum() else None
+        words = read_regular(path / SNAPSHOTS, 100).decode(errors="replace").split()
+        if len(words) == 2 and words[0].isalnum() and words[1] == str(path.stat().st_ino):
+            return words[0]
     return None
 
 
 def new_token(path: Path) -> str:
     """Write a new token to a run directory."""
     token = secrets.token_hex(8)
-    write_whole(path / SNAPSHOTS, f"{token}\n")
+    write_whole(path / SNAPSHOTS, f"{token} {path.stat().st_ino}\n")
     return token
