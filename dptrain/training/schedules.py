@@ -251,7 +251,8 @@ def _exponential(schedule: Schedule, t: int) -> float:
 
     Source: Tan and Le, "EfficientNet", 2019, section 5.2, with the factor of a whole run.
     """
-    return max(schedule.minimum, schedule.base * schedule.step_factor ** _progress(schedule, t))
+    factor = math.pow(schedule.step_factor, _progress(schedule, t))
+    return max(schedule.minimum, schedule.base * factor)
 
 
 def _check_exponential(schedule: Schedule) -> None:

@@ -55,12 +55,10 @@ def conv_norm(
         padding: of the convolution; None for half of its kernel.
         init: initial weights; None for `fan_out`.
     """
-    if padding is None:
-        assert isinstance(kernel, int)
-        padding = kernel // 2
-    if init is None:
-        assert isinstance(kernel, int)
-        init = fan_out(filters, kernel)
+    if padding is None or init is None:
+        assert isinstance(kernel, int), "only square kernels have defaults"
+        padding = kernel // 2 if padding is None else padding
+        init = init or fan_out(filters, kernel)
     convolution = Conv2d(
         filters, kernel, stride, padding, groups=groups, bias=False, rounding="floor",
         weight_init=init,

@@ -25,7 +25,7 @@ from dptrain.network.normalization import BatchNorm2d
 from dptrain.network.zoo.blocks import classify, conv_norm
 from dptrain.network.zoo.recipes import IMAGENET, IMAGENET_SIZE, Entry
 
-Step = Layer | tuple[Any, ...] | Sequence[Any]
+Step = Layer | tuple[Any, ...] | list[Any]
 """A pooling; name, filters, kernel, stride and padding of a convolution; or a list of branches,
 each a list of steps, whose channels follow one another."""
 
@@ -202,7 +202,8 @@ def inception(
 
 
 NETWORKS = {
-    # The sources train by other programs on many workers; these are recipes of torchvision.
+    # The authors train by asynchronous workers, and torchvision has their weights; this is the
+    # recipe of ResNets.
     "googlenet": Entry(
         "3×224×224, Inception",
         partial(inception, "googlenet", _googlenet(), 0.01, 0.2),
