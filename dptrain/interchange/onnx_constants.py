@@ -158,7 +158,7 @@ class Constants:
         if node.op_type != "CastLike" or kind is None:
             return node
         to = kind.tensor_type.elem_type
-        return helper.make_node("Cast", node.input[:1], node.output, node.name, to=to)
+        return replacement(node, "Cast", node.input[:1], to=to)
 
     def _as_slice(self, node: onnx.NodeProto) -> onnx.NodeProto:
         """Return Slice for an element of a sequence that a split makes."""
@@ -179,7 +179,7 @@ class Constants:
             self._values[f"{output}:{name}"] = np.array([value], np.int64)
             self._types[f"{output}:{name}"] = helper.make_tensor_type_proto(TensorProto.INT64, [1])
         inputs = [split.input[0], *(f"{output}:{name}" for name in (*parts, "axis"))]
-        return helper.make_node("Slice", inputs, node.output, node.name)
+        return replacement(node, "Slice", inputs)
 
     def _as_reshape(self, node: onnx.NodeProto) -> onnx.NodeProto:
         """Return Reshape for an operator that adds or removes axes; of vectors, there is none."""
@@ -188,7 +188,7 @@ class Constants:
             return node
         sizes = f"{node.output[0]}:shape"
         self._values[sizes] = np.array(shape, np.int64)
-        return helper.make_node("Reshape", [node.input[0], sizes], node.output, node.name)
+        return replacement(node, "Reshape", [node.input[0], sizes])
 
     def _visit(self, node: onnx.NodeProto) -> None:
         """Find the types of the outputs of a node, and whether their values are known."""
@@ -262,6 +262,15 @@ class Constants:
         self._types |= shape_inference.infer_node_outputs(
             schema, node, types, data, opset_imports=opsets
         )
+
+
+def replacement(
+    node: onnx.NodeProto, operator: str, inputs: Iterable[str], **attributes: Any
+) -> onnx.NodeProto:
+    """Return a node with the output of another one, and what the exporter wrote about that."""
+    found = helper.make_node(operator, list(inputs), node.output, node.name, **attributes)
+    found.metadata_props.extend(node.metadata_props)
+    return found
 
 
 def _type_of_input(value: onnx.ValueInfoProto) -> onnx.TypeProto:

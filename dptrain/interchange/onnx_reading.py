@@ -14,7 +14,7 @@ from onnx import helper
 
 from dptrain.errors import UserError, shown
 from dptrain.files import require_regular
-from dptrain.interchange.onnx_constants import FREE_BATCH, Constants
+from dptrain.interchange.onnx_constants import FREE_BATCH, Constants, replacement
 from dptrain.interchange.own_functions import known_functions
 
 TO_LAST, TO_FIRST = [0, 2, 3, 1], [0, 3, 1, 2]
@@ -71,7 +71,7 @@ class ReadGraph:
                 continue
             negative = f"{tensor}:negative"
             yield negative, helper.make_node("Neg", [node.input[1]], [negative], node.name)
-            yield tensor, helper.make_node("Add", [node.input[0], negative], [tensor], node.name)
+            yield tensor, replacement(node, "Add", [node.input[0], negative])
 
     def node(self, tensor: str, operator: str | None = None) -> onnx.NodeProto | None:
         """Return the node that computes a tensor; None if none does, or if it is another one."""
@@ -209,9 +209,13 @@ def number(value: float) -> float:
 
 
 def describe(node: onnx.NodeProto) -> str:
-    """Return a name of a node for messages."""
+    """Return a name of a node for messages, with the module of PyTorch if the file states it."""
     name = node.name or (node.output[0] if node.output else "")
-    return f"node '{shown(name)}' ({shown(node.op_type)})"
+    scopes = {each.key: each.value for each in node.metadata_props}.get("namespace", "").split("/")
+    # Each is "name: class", and the last one is the operation.
+    module = scopes[-2].partition(":")[0] if len(scopes) > 1 else ""
+    where = f" of module '{shown(module)}'" if module else ""
+    return f"node '{shown(name)}' ({shown(node.op_type)}){where}"
 
 
 def _channels_last(nodes: Iterable[onnx.NodeProto]) -> frozenset[str]:

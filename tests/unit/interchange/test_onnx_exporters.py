@@ -22,6 +22,7 @@ from dptrain import make_replica
 from dptrain.errors import UserError
 from dptrain.interchange.onnx_constants import FREE_BATCH, Constants
 from dptrain.interchange.onnx_import import OnnxNetwork, read_onnx
+from dptrain.interchange.onnx_reading import describe
 from dptrain.network import BatchNorm2d, Dropout, StochasticDepth
 from dptrain.network.layers import RandomMask
 from dptrain.training.persistence.weights import load_weights
@@ -283,6 +284,18 @@ def test_other_masks_are_refused(
         read_onnx(path)
 
 
+@pytest.mark.more
+@pytest.mark.filterwarnings("ignore")
+def test_refusals_of_the_newer_exporter_name_the_module(tmp_path: Path) -> None:
+    pytest.importorskip("onnxscript", reason="the newer exporter of PyTorch needs onnxscript")
+    head = torch.nn.Sequential(torch.nn.ReLU(), torch.nn.Softmax2d())
+    module, path = torch.nn.Sequential(head, torch.nn.Flatten()), tmp_path / "model.onnx"
+    EXPORTERS["dynamo"].write(module, path, "EVAL", 20)
+    message = "node 'node_softmax' (Softmax) of module '0.1' is no layer of dptrain"
+    with pytest.raises(UserError, match=re.escape(message)):
+        read_onnx(path)
+
+
 @pytest.mark.parametrize("shape", [[2**31, 2**10], [FREE_BATCH, 1024]])
 def test_a_small_file_takes_little_memory(shape: list[int]) -> None:
     """Files state shapes of any size, which are not computed."""
@@ -302,6 +315,14 @@ def test_a_small_file_takes_little_memory(shape: list[int]) -> None:
         assert tracemalloc.get_traced_memory()[1] < 2**24
     finally:
         tracemalloc.stop()
+
+
+def test_modules_are_named() -> None:
+    node = helper.make_node("Exp", ["x"], ["y"], "n1")
+    assert describe(node) == "node 'n1' (Exp)"
+    scopes = ": nn.Sequential/features.0: nn.Module/exp: aten.exp.default"
+    node.metadata_props.add(key="namespace", value=scopes)
+    assert describe(node) == "node 'n1' (Exp) of module 'features.0'"
 
 
 def test_values_follow_from_constants_and_shapes() -> None:
