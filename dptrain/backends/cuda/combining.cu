@@ -146,7 +146,8 @@ extern "C" __global__ void select_channels(const Number* x, Number* y, int x_cha
             values = load_vector(x, (pixel * x_channels + from) / VECTOR);
     } else {
         for (int k = 0; k < VECTOR; ++k) {
-            const int own = c + k, from = first + own % groups * (y_channels / groups) + own / groups;
+            const int own = c + k;
+            const int from = first + own % groups * (y_channels / groups) + own / groups;
             if (from >= 0 && from < x_channels) values.at[k] = x[pixel * x_channels + from];
         }
     }

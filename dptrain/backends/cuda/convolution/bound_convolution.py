@@ -77,6 +77,11 @@ class Case:
         return self.layer.strides
 
     @property
+    def is_dilated(self) -> bool:
+        """Whether the kernel has a dilation, with which only gathering kernels read the input."""
+        return self.layer.dilations != (1, 1)
+
+    @property
     def limits(self) -> DeviceLimits:
         """Limits of the GPU."""
         return limits_of(self.setting)
@@ -142,6 +147,7 @@ class Case:
         undone = activation_source(group.normalization) if group.normalization else NO_ACTIVATION
         facts = {
             "bias": self.layer.bias, "stored": self.stores_dz, "pooled": self.pools,
+            "dilated-{}x{}".format(*self.layer.dilations): self.is_dilated,
             f"epilogue-{self.epilogue}": self.epilogue != NO_EPILOGUE,
             "added": backward and "dx" in group.adds,
             f"summed-{undone}": sums,

@@ -4,8 +4,8 @@
 //     backward_input   dx[n, h, w, k] = Σ over (r, s) of dy[n, p, q, k] w[r, s, k]
 //     backward_weight  dw[r, s, k]    = Σ over pixels of x[n, h, w, k] dy[n, p, q, k],   db[k] = Σ dy
 //
-// with h = p · stride_h + r · dilation_h − pad_top and w likewise. x (N, H, W, K), w (R, S, 1, K) float32,
-// y (N, Ho, Wo, K).
+// with h = p · stride_h + r · dilation_h − pad_top and w likewise. x (N, H, W, K), w (R, S, 1, K)
+// float32, y (N, Ho, Wo, K).
 //
 // Algorithm: there are R · S multiply-adds for each result, too few for tensor cores. A thread
 // computes STRIP adjacent pixels of a row for a vector of channels, so that a row of taps needs each
@@ -159,8 +159,8 @@ extern "C" __global__ void __launch_bounds__(SLOTS * LINES)
 }
 
 // A thread adds one row of taps for a vector of channels over the lines of its block. Launch: grid
-// (blocks, K / VECTOR / SLOTS), SLOTS · R · LINES threads. partial (gridDim.x, (R · S [+ 1 if HAS_BIAS])
-// · K) float32; split_k_reduce.cu adds the rows.
+// (blocks, K / VECTOR / SLOTS), SLOTS · R · LINES threads. partial (gridDim.x, R · S · K [+ K if
+// HAS_BIAS]) float32; split_k_reduce.cu adds the rows.
 extern "C" __global__ void __launch_bounds__(SLOTS* WINDOW_R* LINES)
     conv2d_depthwise_backward_weight(const Number* __restrict__ x, const Number* __restrict__ dy,
                                      float* __restrict__ partial, int samples,
@@ -175,7 +175,8 @@ extern "C" __global__ void __launch_bounds__(SLOTS* WINDOW_R* LINES)
     Floats sums[WINDOW_S + HAS_BIAS] = {};
     for (int line = blockIdx.x * LINES + own; line < lines; line += gridDim.x * LINES) {
         const Line from(line, g.out_height, g.out_width, 1);
-        const int row = from.row * STEP_H + tap_row * DILATION_H - PAD_H, left = from.column * STEP_W - PAD_W;
+        const int row = from.row * STEP_H + tap_row * DILATION_H - PAD_H;
+        const int left = from.column * STEP_W - PAD_W;
         const bool is_inside = unsigned(row) < unsigned(g.height);
         if (!is_inside && !(HAS_BIAS && tap_row == 0)) continue;
         const Row gradients(dy, from.sample, from.row, g.out_height, g.out_width, vectors, slot);
@@ -185,7 +186,8 @@ extern "C" __global__ void __launch_bounds__(SLOTS* WINDOW_R* LINES)
         for (int t = 0; t < STRIP; ++t) {
             gradient[t] = gradients.at(from.column + t);
             if (HAS_BIAS)
-                for (int k = 0; k < VECTOR; ++k) sums[WINDOW_S * HAS_BIAS].at[k] += gradient[t].at[k];
+                for (int k = 0; k < VECTOR; ++k)
+                    sums[WINDOW_S * HAS_BIAS].at[k] += gradient[t].at[k];
         }
 #pragma unroll
         for (int j = 0; j <= (STRIP - 1) * STEP_W + LAST_TAP; ++j) {

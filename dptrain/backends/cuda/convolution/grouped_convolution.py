@@ -36,9 +36,9 @@ results and the weights of a row of taps are 60 numbers in registers."""
 MAX_SLOTS = 32
 """Most adjacent vectors of a block."""
 
-WGRAD_BLOCKS_PER_SM, WIDE_BLOCKS_PER_SM, MAX_NARROW_TAPS = 3, 2, 3
-"""Blocks of a weight gradient for each multiprocessor, with windows of few and of more columns: those
-that are resident with about 75 and 115 registers of a thread."""
+WGRAD_BLOCKS_PER_SM, WIDE_BLOCKS_PER_SM, MAX_FEW_TAPS = 3, 2, 3
+"""Blocks of a weight gradient for each multiprocessor, with windows of at most three columns and of
+more: those that are resident with about 75 and 115 registers of a thread."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class DepthwiseTile:
 
     def wgrad_blocks(self, samples: int) -> int:
         """Return the blocks of a column of the weight gradient."""
-        is_wide = self.case.layer.window[1] > MAX_NARROW_TAPS
+        is_wide = self.case.layer.window[1] > MAX_FEW_TAPS
         per_sm = WIDE_BLOCKS_PER_SM if is_wide else WGRAD_BLOCKS_PER_SM
         most = self.case.limits.multiprocessors * per_sm // self.columns
         return min(ceil_div(self.all_lines(samples), self.lines), max(most, 1))
@@ -112,7 +112,7 @@ class DepthwiseTile:
         return {
             "WINDOW_R": layer.window[0], "WINDOW_S": layer.window[1],
             "STEP_H": layer.strides[0], "STEP_W": layer.strides[1], "PAD_H": top, "PAD_W": left,
-            "DILATION_H": 1, "DILATION_W": 1,
+            "DILATION_H": layer.dilations[0], "DILATION_W": layer.dilations[1],
             "STRIP": self.strip, "SLOTS": self.slots, "LINES": self.lines, "VECTOR": self.width,
         }  # fmt: skip
 
@@ -349,13 +349,12 @@ class TensorGroupedConvolution(GroupedConvolution):
         name = "conv2d_grouped_tile"
         tile, function = self._kernel(phase, f"{name}.cu", name, **adding)
         arrays = source, self.arrays["weight"], self.arrays["bias"], result
-        numbers = np.int32(has_bias), np.int32(tile.shape.units)
 
         def run(context: Context) -> None:
             if context.n:
                 function(
                     (tile.blocks(context.n), tile.grid_slabs, tile.parts), (32 * tile.warps, 1, 1),
-                    [*arrays, *numbers, np.int32(context.n), *self._geometry],
+                    [*arrays, np.int32(has_bias), np.int32(context.n), *self._geometry],
                     shared_bytes=tile.shared_bytes,
                 )  # fmt: skip
 
@@ -375,8 +374,7 @@ class TensorGroupedConvolution(GroupedConvolution):
             if rows:
                 multiply(
                     (rows, tile.grid_slabs, tile.parts), (32 * tile.warps, 1, 1),
-                    [a["x"], a["dy"], partial, np.int32(tile.shape.units), np.int32(context.n),
-                     *self._geometry],
+                    [a["x"], a["dy"], partial, np.int32(context.n), *self._geometry],
                     shared_bytes=tile.shared_bytes,
                 )  # fmt: skip
             reduce(rows)

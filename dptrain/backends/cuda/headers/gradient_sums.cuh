@@ -24,8 +24,8 @@
 #define NORMALIZATION_ARGUMENTS {}
 #endif
 
-// A batch normalisation with a fused function: its input x, its output y, which is read with ACTIVATION_FROM 2
-// only, and its moments and parameters.
+// A batch normalisation with a fused function: its input x, its output y, which is read with
+// ACTIVATION_FROM 2 only, and its moments and parameters.
 struct Normalization {
     const Number *x, *y;
     const float *moments, *weight, *bias;

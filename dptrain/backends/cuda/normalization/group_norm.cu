@@ -49,7 +49,8 @@ struct Instance {
     }
     // Vector of x of number i of this instance, and vector of its channels in the weights.
     __device__ int at(int i) const {
-        return IS_LAYER ? start + i : start + i / group_vectors * channel_vectors + i % group_vectors;
+        if (IS_LAYER) return start + i;
+        return start + i / group_vectors * channel_vectors + i % group_vectors;
     }
     __device__ int slot(int i) const {
         return IS_LAYER ? i : (start + i % group_vectors) % channel_vectors;

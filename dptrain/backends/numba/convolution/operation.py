@@ -271,8 +271,9 @@ def _shape(group: Group) -> Shape:
         halved = tail.windows == tail.strides == (2, 2) and outside == ((0, 0), (0, 0))
     maps, out = (h, w, c), (ho, wo, k)
     return Shape(
-        maps, out, conv.window, conv.strides, (top, left), pool_height, halved, pool_stride
-    )
+        maps, out, conv.window, conv.strides, (top, left), pool_height, halved, pool_stride,
+        conv.dilations,
+    )  # fmt: skip
 
 
 def fuses_convolution(nodes: tuple[Node, ...]) -> bool:

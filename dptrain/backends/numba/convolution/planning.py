@@ -53,6 +53,7 @@ class Shape:
         pool_height: height of the windows of fused pooling; 0 without pooling.
         halved: True if the pooling windows are 2 × 2 with stride 2 and without padding.
         pool_stride: vertical stride of the windows; 0 if it is their height.
+        dilations: (vertical, horizontal).
     """
 
     maps: tuple[int, int, int]
@@ -63,6 +64,7 @@ class Shape:
     pool_height: int = 0
     halved: bool = False
     pool_stride: int = 0
+    dilations: tuple[int, int] = (1, 1)
 
     @property
     def dy_pads(self) -> tuple[int, int]:

@@ -36,14 +36,27 @@ NETWORKS: dict[str, list[Layer]] = {
     ],
     "depthwise": [
         conv(24, 1), conv(24, groups=24, bias=False), conv(24, 5, stride=2, groups=24),
-        conv(24, (2, 7), groups=24, padding=3),
+        conv(24, (2, 5), groups=24, padding=4, dilation=(3, 2)),
+        conv(24, 3, stride=2, groups=24, dilation=2),
     ],
     "joined groups": [conv(64, 1), conv(64, groups=16), conv(64, groups=8, stride=2, bias=False)],
     "more filters": [conv(48, 1), conv(96, (3, 2), stride=(2, 1), padding=2, groups=2)],
     "wide groups": [conv(64, 1), conv(64, 5, groups=2, stride=(1, 3), padding="valid")],
+    "a prime number of groups": [
+        conv(104, 1), conv(104, groups=13, bias=False), conv(52, stride=2, groups=13),
+    ],
+    "dilated": [
+        conv(32, 1), conv(32, groups=4, dilation=2),
+        conv(32, (2, 4), groups=4, dilation=(1, 3), stride=2, padding="full"),
+    ],
     "uneven steps": [conv(48, 1), conv(48, (2, 5), groups=2, stride=3, padding=4), conv(48, 1)],
 }  # fmt: skip
-QUICK = {("joined groups", "fp32"), ("more filters", "bf16"), ("depthwise", "bf16")}
+QUICK = {
+    ("joined groups", "fp32"),
+    ("more filters", "bf16"),
+    ("depthwise", "bf16"),
+    ("a prime number of groups", "bf16"),
+}
 CASES = [
     pytest.param(name, precision, marks=() if (name, precision) in QUICK else pytest.mark.more)
     for name in NETWORKS
@@ -91,14 +104,14 @@ sizes = st.integers(1, 9)
     device=st.sampled_from(sorted(name for name, d in DEVICES.items() if d.capability >= 80)),
     precision=st.sampled_from(["fp32", "tf32", "bf16"]), groups=st.integers(2, 40),
     channels=st.integers(1, 232), filters=st.integers(1, 232), window=st.tuples(sizes, sizes),
-    stride=st.tuples(st.integers(1, 3), st.integers(1, 3)), side=st.integers(9, 60),
-    samples=st.integers(1, 300),
+    stride=st.tuples(st.integers(1, 3), st.integers(1, 3)), dilation=st.integers(1, 3),
+    side=st.integers(9, 60), samples=st.integers(1, 300),
 )  # fmt: skip
 def test_selected_tiles_fit_the_gpu(
     device: str, precision: str, groups: int, channels: int, filters: int,
-    window: tuple[int, int], stride: tuple[int, int], side: int, samples: int,
+    window: tuple[int, int], stride: tuple[int, int], dilation: int, side: int, samples: int,
 ) -> None:  # fmt: skip
-    layer = conv(groups * filters, window, stride=stride, groups=groups)
+    layer = conv(groups * filters, window, stride=stride, groups=groups, dilation=dilation)
     network = Network((groups * channels, side, side), [layer, Flatten()], MeanSquaredError())
     limits = DEVICES[device]
     activations = "uint16" if precision == "bf16" else "float32"
@@ -113,4 +126,4 @@ def test_selected_tiles_fit_the_gpu(
         assert 1 <= tile.blocks(samples) <= tile.shape.tiles(tile.rows, tile.columns, samples)
         # Units and parts of units cover all channels and filters.
         assert tile.grid_slabs * tile.units >= tile.shape.units
-        assert tile.shape.units * tile.shape.unit_groups == groups
+        assert tile.shape.units * tile.shape.unit_groups >= groups

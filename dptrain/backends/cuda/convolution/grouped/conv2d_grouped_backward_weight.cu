@@ -24,8 +24,8 @@
 #define HAS_BIAS 0
 #endif
 
-constexpr int HALO_H = (TILE_ROWS - 1) * STEP_H + WINDOW_R,
-              HALO_W = (TILE_COLUMNS - 1) * STEP_W + WINDOW_S;
+constexpr int HALO_H = (TILE_ROWS - 1) * STEP_H + EXTENT_H,
+              HALO_W = (TILE_COLUMNS - 1) * STEP_W + EXTENT_W;
 constexpr int UNIT_PARTS = (UNIT_CHANNELS + CHANNEL_CHUNKS * 16 - 1) / (CHANNEL_CHUNKS * 16);
 // Channels and filters of a block in shared memory; chunks may extend beyond them.
 constexpr int X_CHANNELS = UNITS > 1 ? UNITS * UNIT_CHANNELS : CHANNEL_CHUNKS * 16,
@@ -56,7 +56,7 @@ struct RowSums {
             b.load_transposed(dy, terms);
 #pragma unroll
             for (int s = 0; s < WINDOW_S; ++s) {
-                a.load_transposed(x + s * X_PITCH, pixels);
+                a.load_transposed(x + s * DILATION_W * X_PITCH, pixels);
                 add_product(c[s], a, b);
             }
             if (HAS_BIAS && adds_ones) {
@@ -76,7 +76,7 @@ struct RowSums {
 extern "C" __global__ void __launch_bounds__(WARPS * 32)
     conv2d_grouped_backward_weight_tile(const Number* __restrict__ x,
                                         const Number* __restrict__ dy,
-                                        float* __restrict__ partial, int units, int samples,
+                                        float* __restrict__ partial, int samples,
                                         GEOMETRY_PARAMETERS) {
 #if TENSOR_CORES
     extern __shared__ __align__(16) char memory[];
@@ -91,20 +91,19 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
     const int part_channel = blockIdx.z % UNIT_PARTS * CHANNEL_CHUNKS * 16;
     const int part_filter = blockIdx.z / UNIT_PARTS * FILTER_CHUNKS * 16;
     const int tiles = TilePosition::count(samples, g.out_height, g.out_width);
-    const int end_unit = min(first_unit + UNITS, units);
 
     const auto copy = [&](int tile, int buffer) {
         if (tile < tiles) {
             const TilePosition at(tile, g.out_height, g.out_width);
             Number* const to = buffers + buffer * BUFFER_SIZE;
             copy_rectangle<HALO_H, HALO_W, X_CHANNELS>(
-                to, x, g.height, g.width, units * UNIT_CHANNELS, at.sample,
+                to, x, g.height, g.width, g.channels, at.sample,
                 at.row * STEP_H - PAD_H, at.column * STEP_W - PAD_W,
-                first_unit * UNIT_CHANNELS + part_channel, end_unit * UNIT_CHANNELS);
+                first_unit * UNIT_CHANNELS + part_channel, min((first_unit + UNITS) * UNIT_CHANNELS, g.channels));
             copy_rectangle<TILE_ROWS, TILE_COLUMNS, DY_FILTERS>(
-                to + X_SIZE, dy, g.out_height, g.out_width, units * UNIT_FILTERS, at.sample,
+                to + X_SIZE, dy, g.out_height, g.out_width, g.filters, at.sample,
                 at.row, at.column, first_unit * UNIT_FILTERS + part_filter,
-                end_unit * UNIT_FILTERS);
+                min((first_unit + UNITS) * UNIT_FILTERS, g.filters));
         }
         cp_async_commit();
     };
@@ -124,7 +123,8 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
         }
         __syncthreads();
         const Number* const own = buffers + buffer * BUFFER_SIZE;
-        sums.add(own + tap_row * HALO_W * X_PITCH + unit * UNIT_CHANNELS + channel_chunk * 16,
+        sums.add(own + tap_row * DILATION_H * HALO_W * X_PITCH + unit * UNIT_CHANNELS +
+                     channel_chunk * 16,
                  own + X_SIZE + unit * UNIT_FILTERS + filter_chunk * 16,
                  tap_row == 0 && channel_chunk == 0 && part_channel == 0);
         __syncthreads();
@@ -133,25 +133,25 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
         else
             copy(tile + gridDim.x, 0);
     }
-    const int size = units * UNIT_FILTERS, weights = TAPS * GROUP_CHANNELS * size;
-    float* const to = partial + blockIdx.x * (weights + (HAS_BIAS ? size : 0));
+    const int size = TAPS * GROUP_CHANNELS * g.filters;
+    float* const to = partial + blockIdx.x * (size + (HAS_BIAS ? g.filters : 0));
     const int first_channel = part_channel + channel_chunk * 16 + lane / 4;
     const int first_filter = part_filter + filter_chunk * 16 + lane % 4 * 2;
-    if (first_unit + unit >= units) return;
 #pragma unroll
     for (int e = 0; e < 8; ++e) {
         const int channel = first_channel + e / 2 % 2 * 8;
         const int filter = first_filter + e / 4 * 8 + e % 2;
         const int column = (first_unit + unit) * UNIT_FILTERS + filter;
-        if (filter >= UNIT_FILTERS) continue;
+        if (filter >= UNIT_FILTERS || column >= g.filters) continue;
         if (channel < UNIT_CHANNELS && channel / GROUP_CHANNELS == filter / GROUP_FILTERS)
 #pragma unroll
             for (int s = 0; s < WINDOW_S; ++s) {
                 const int tap = tap_row * WINDOW_S + s;
-                to[(tap * GROUP_CHANNELS + channel % GROUP_CHANNELS) * size + column] =
+                to[(tap * GROUP_CHANNELS + channel % GROUP_CHANNELS) * g.filters + column] =
                     sums.c[s][e / 4][e % 4];
             }
-        if (HAS_BIAS && tap_row == 0 && channel == 0) to[weights + column] = sums.ones[e / 4][e % 4];
+        if (HAS_BIAS && tap_row == 0 && channel == 0)
+            to[size + column] = sums.ones[e / 4][e % 4];
     }
 #endif
 }

@@ -3,16 +3,16 @@
 //     forward           y[n, p, q, k]  = b[k] + Σ x[n, h, w, c] w[r, s, c, k]
 //     BACKWARD          dx[n, h, w, c] = Σ dy[n, p, q, k] w[r, s, c, k]
 //
-// with h = p · stride_h + r − pad_top, w = q · stride_w + s − pad_left, and sums over the taps and the
+// with h = p · stride_h + r · dilation_h − pad_top, w likewise, and sums over the taps and the
 // channels or filters of a group. x (N, H, W, C), w (R, S, C / groups, K) float32, y (N, Ho, Wo, K).
 //
 // Algorithm: implicit GEMM with halo tiles (grouped_tile.cuh). A block keeps the weights of its units
 // in shared memory and iterates over tiles of pixels; the next one is copied meanwhile. A warp
 // multiplies 16 pixels of a tile, or a few times as many, by 16 or 32 results of a unit.
 //
-// With strides, the pixels of dx with the same remainders of row and column modulo the strides form a
-// class: row i · stride + class receives row i + (class + pad − r) / stride of dy through the taps r for
-// which that is an integer. A tile consists of the same i of all classes.
+// With strides, the pixels of dx with the same remainders of row and column modulo the strides form
+// a class: row i · stride + class receives row i + (class + pad − r · dilation) / stride of dy through
+// the taps r for which that is an integer. A tile consists of the same i of all classes.
 //
 // Launch: grid (blocks, slabs, parts), WARPS · 32 threads. A slab consists of UNITS units, and a part
 // of PART_COLUMNS results of each of them.
@@ -34,13 +34,13 @@
 constexpr int MOVE_H = BACKWARD ? 1 : STEP_H, MOVE_W = BACKWARD ? 1 : STEP_W;
 constexpr int CLASSES_H = BACKWARD ? STEP_H : 1, CLASSES_W = BACKWARD ? STEP_W : 1;
 // Rows and columns of dy, relative to those of a class, that are the first and the last it receives.
-__device__ constexpr int first_of(int taps, int stride, int pad) {
-    return (pad + 1 >= taps ? pad + 1 - taps : pad + 2 - taps - stride) / stride;
+__device__ constexpr int first_of(int extent, int stride, int pad) {
+    return (pad + 1 >= extent ? pad + 1 - extent : pad + 2 - extent - stride) / stride;
 }
-constexpr int FIRST_H = first_of(WINDOW_R, STEP_H, PAD_H),
-              FIRST_W = first_of(WINDOW_S, STEP_W, PAD_W);
-constexpr int REACH_H = BACKWARD ? (STEP_H - 1 + PAD_H) / STEP_H - FIRST_H + 1 : WINDOW_R,
-              REACH_W = BACKWARD ? (STEP_W - 1 + PAD_W) / STEP_W - FIRST_W + 1 : WINDOW_S;
+constexpr int FIRST_H = first_of(EXTENT_H, STEP_H, PAD_H),
+              FIRST_W = first_of(EXTENT_W, STEP_W, PAD_W);
+constexpr int REACH_H = BACKWARD ? (STEP_H - 1 + PAD_H) / STEP_H - FIRST_H + 1 : EXTENT_H,
+              REACH_W = BACKWARD ? (STEP_W - 1 + PAD_W) / STEP_W - FIRST_W + 1 : EXTENT_W;
 // Pixels of the source that a tile reaches.
 constexpr int HALO_H = (TILE_ROWS - 1) * MOVE_H + REACH_H,
               HALO_W = (TILE_COLUMNS - 1) * MOVE_W + REACH_W;
@@ -66,8 +66,7 @@ __device__ inline int result_of(int column) {
 }
 
 // Weights (tap, unit, column, term), with zeros between different groups.
-__device__ inline void load_weights(Number* to, const float* w, int filters, int first_unit,
-                                    int units) {
+__device__ inline void load_weights(Number* to, const float* w, int filters, int first_unit) {
     for (int i = threadIdx.x; i < TAPS * UNITS * COLUMNS * TERMS; i += blockDim.x) {
         // Adjacent threads read adjacent filters.
         const int term = BACKWARD ? i % TERMS : i / COLUMNS % TERMS;
@@ -77,10 +76,10 @@ __device__ inline void load_weights(Number* to, const float* w, int filters, int
         const int channel = BACKWARD ? result : term;
         const int filter = BACKWARD ? term : result;
         float value = 0.0f;
-        if (term < SUMMED && result < RESULTS && first_unit + unit < units &&
+        const int k = (first_unit + unit) * UNIT_FILTERS + filter;
+        if (term < SUMMED && result < RESULTS && k < filters &&
             channel / GROUP_CHANNELS == filter / GROUP_FILTERS)
-            value = w[(tap * GROUP_CHANNELS + channel % GROUP_CHANNELS) * filters +
-                      (first_unit + unit) * UNIT_FILTERS + filter];
+            value = w[(tap * GROUP_CHANNELS + channel % GROUP_CHANNELS) * filters + k];
         to[((tap * UNITS + unit) * COLUMNS + column) * WEIGHT_PITCH + term] = round_operand(value);
     }
 }
@@ -94,14 +93,14 @@ struct WarpSums {
     __device__ void multiply(const Number* const (&pixels)[WARP_PIXEL_TILES], const Number* weights,
                              int count, int class_h, int class_w) {
         for (int r = 0; r < WINDOW_R; ++r) {
-            const int down = BACKWARD ? class_h + PAD_H - r : r;
+            const int down = BACKWARD ? class_h + PAD_H - r * DILATION_H : r * DILATION_H;
             if (BACKWARD && down % STEP_H) continue;
-            const int row = BACKWARD ? down / STEP_H - FIRST_H : r;
+            const int row = BACKWARD ? down / STEP_H - FIRST_H : down;
 #pragma unroll
             for (int s = 0; s < WINDOW_S; ++s) {
-                const int across = BACKWARD ? class_w + PAD_W - s : s;
+                const int across = BACKWARD ? class_w + PAD_W - s * DILATION_W : s * DILATION_W;
                 if (BACKWARD && across % STEP_W) continue;
-                const int column = BACKWARD ? across / STEP_W - FIRST_W : s;
+                const int column = BACKWARD ? across / STEP_W - FIRST_W : across;
                 add(pixels, weights + (r * WINDOW_S + s) * UNITS * COLUMNS * WEIGHT_PITCH, count,
                     (row * HALO_W + column) * PIXEL_PITCH);
             }
@@ -136,7 +135,7 @@ struct WarpSums {
 extern "C" __global__ void __launch_bounds__(WARPS * 32)
     conv2d_grouped_tile(const Number* __restrict__ source, const float* __restrict__ w,
                         const float* __restrict__ bias, Number* __restrict__ result, int has_bias,
-                        int units, int samples, GEOMETRY_PARAMETERS) {
+                        int samples, GEOMETRY_PARAMETERS) {
 #if TENSOR_CORES
     extern __shared__ __align__(16) char memory[];
     wait_for_previous_kernel();
@@ -147,7 +146,8 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
     // Extent and channels of the map that is read, and of the result.
     const int source_height = BACKWARD ? g.out_height : g.height;
     const int source_width = BACKWARD ? g.out_width : g.width;
-    const int source_channels = units * SUMMED, results = units * RESULTS;
+    const int source_channels = BACKWARD ? g.filters : g.channels;
+    const int results = BACKWARD ? g.channels : g.filters;
     const int result_height = BACKWARD ? g.height : g.out_height;
     const int result_width = BACKWARD ? g.width : g.out_width;
     // Rows and columns of a class, of which tiles consist.
@@ -168,7 +168,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
         cp_async_commit();
     };
     copy(blockIdx.x, 0);
-    load_weights(weights, w, units * UNIT_FILTERS, first_unit, units);
+    load_weights(weights, w, g.filters, first_unit);
     int buffer = 0;
     for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
         if (BUFFERS == 2) {

@@ -1,8 +1,8 @@
 // Tiles of maps in shared memory, and fragments of them, for convolutions with groups on tensor
 // cores. The macros are set by grouped_tiles.py.
 //
-// Adjacent groups are joined to units with at least 16 channels, if there are so many, whose products
-// fill the instructions. Weights between different groups of a unit are zeros. Therefore a number
+// Adjacent groups are joined to units, mostly of at least 16 channels, whose products fill the
+// instructions; the last unit may have fewer groups. Weights between different groups of a unit are zeros. Therefore a number
 // that is not finite makes all results of its unit that use its pixel NaN.
 //
 // A block keeps the part of a map that the pixels of its tile reach in shared memory, so that each
@@ -11,12 +11,17 @@
 
 #pragma once
 
-// Rows and columns of the window, strides, padding before the map, and pixels of a tile.
+#ifndef PRECISION
+#define PRECISION 2  // In fp32, these kernels exist with 3xTF32 only.
+#endif
+// Rows and columns of the window, strides, dilations, padding before the map, and pixels of a tile.
 #ifndef WINDOW_R
 #define WINDOW_R 3
 #define WINDOW_S 3
 #define STEP_H 1
 #define STEP_W 1
+#define DILATION_H 1
+#define DILATION_W 1
 #define PAD_H 1
 #define PAD_W 1
 #define TILE_ROWS 8
@@ -34,6 +39,9 @@
 #include "cp_async.cuh"
 #include "geometry.cuh"
 
+// Pixels that the window extends over.
+constexpr int EXTENT_H = (WINDOW_R - 1) * DILATION_H + 1,
+              EXTENT_W = (WINDOW_S - 1) * DILATION_W + 1;
 constexpr int TILE_PIXELS = TILE_ROWS * TILE_COLUMNS, TAPS = WINDOW_R * WINDOW_S;
 constexpr int UNIT_CHANNELS = UNIT_GROUPS * GROUP_CHANNELS,
               UNIT_FILTERS = UNIT_GROUPS * GROUP_FILTERS;

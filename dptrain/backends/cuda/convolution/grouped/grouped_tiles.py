@@ -15,8 +15,7 @@ from dptrain.plan.limits import DeviceLimits
 from dptrain.plan.lowering import Phase
 
 UNIT_CHANNELS = 16
-"""Channels and filters of a unit of groups, if the layer has so many: the rows and columns of a
-fragment."""
+"""Rows and columns of a fragment: the channels and filters of a unit are completed to multiples."""
 
 SLAB_BYTES = 128
 """Bytes of a pixel that a block copies if it has several units: a cache line."""
@@ -49,7 +48,7 @@ class GroupedShape:
 
     Attributes:
         group_channels, group_filters, groups: of the layer.
-        window, strides: of the layer.
+        window, strides, dilations: of the layer.
         pads: rows above, and columns to the left of a map.
         sides: rows and columns of which tiles consist: those of the output, or for the input
             gradient those of a class (``conv2d_grouped_tile.cu``).
@@ -64,6 +63,7 @@ class GroupedShape:
     groups: int
     window: tuple[int, int]
     strides: tuple[int, int]
+    dilations: tuple[int, int]
     pads: tuple[int, int]
     sides: tuple[int, int]
     samples: int
@@ -82,9 +82,15 @@ class GroupedShape:
         (top, _), (left, _) = layer.pads(head.input_maps)
         return cls(
             channels // layer.groups, filters // layer.groups, layer.groups, layer.window,
-            layer.strides, (top, left), (sides[0], sides[1]), case.samples,
+            layer.strides, layer.dilations, (top, left), (sides[0], sides[1]), case.samples,
             ELEMENT_BYTES.get(case.precision, 4), case.precision == "fp32", case.limits,
         )  # fmt: skip
+
+    @property
+    def extents(self) -> tuple[int, int]:
+        """Rows and columns that the window extends over."""
+        (r, s), (down, across) = self.window, self.dilations
+        return (r - 1) * down + 1, (s - 1) * across + 1
 
     @property
     def pack(self) -> int:
@@ -93,21 +99,27 @@ class GroupedShape:
 
     @cached_property
     def unit_groups(self) -> int:
-        """Groups of a unit; 0 if units do not consist of whole packs."""
-        fits = [
+        """Groups of a unit, with the fewest products of zeros; 0 if packs do not divide evenly."""
+        sizes, pack = (self.group_channels, self.group_filters), self.pack
+        if any(self.groups * size % pack for size in sizes):
+            return 0
+        counts = [
             count
-            for count in _divisors(self.groups)
-            if count * self.group_channels % self.pack == 0
-            and count * self.group_filters % self.pack == 0
+            for count in range(1, min(self.groups, UNIT_CHANNELS) + 1)
+            if all(count * size % pack == 0 for size in sizes)
         ]
-        smallest = min(self.group_channels, self.group_filters)
-        filled = [count for count in fits if count * smallest >= UNIT_CHANNELS]
-        return min(filled) if filled else max(fits, default=0)
+
+        def products(count: int) -> float:
+            """Return the products of a group, with zeros."""
+            chunks = (ceil_div(count * size, UNIT_CHANNELS) for size in sizes)
+            return math.prod(chunks) / count
+
+        return min(counts, key=products, default=0)
 
     @cached_property
     def units(self) -> int:
-        """Units of the layer."""
-        return self.groups // self.unit_groups
+        """Units of the layer, of which the last may have fewer groups."""
+        return ceil_div(self.groups, self.unit_groups)
 
     def pitch(self, channels: int) -> int:
         """Return the elements between pixels in shared memory: an odd number of packs."""
@@ -205,6 +217,7 @@ class GroupedTile:
         return {
             "WINDOW_R": shape.window[0], "WINDOW_S": shape.window[1],
             "STEP_H": shape.strides[0], "STEP_W": shape.strides[1],
+            "DILATION_H": shape.dilations[0], "DILATION_W": shape.dilations[1],
             "PAD_H": shape.pads[0], "PAD_W": shape.pads[1],
             "TILE_ROWS": self.rows, "TILE_COLUMNS": self.columns,
             "GROUP_CHANNELS": shape.group_channels, "GROUP_FILTERS": shape.group_filters,
@@ -239,7 +252,8 @@ class ProductTile(GroupedTile):
     @property
     def warp_columns(self) -> int:
         """Results that a warp computes."""
-        return 32 if self.results % 32 == 0 else 16
+        results = self.shape.groups * self.results // self.shape.unit_groups
+        return 32 if self.results % 32 == results % 8 == 0 else 16
 
     @property
     def _columns(self) -> int:
@@ -263,12 +277,12 @@ class ProductTile(GroupedTile):
     def _halo(self) -> int:
         """Pixels of the halo tile."""
         shape, count = self.shape, 1
-        axes = (self.rows, self.columns), shape.window, shape.strides, shape.pads
-        for side, taps, stride, pad in zip(*axes, strict=True):
+        axes = (self.rows, self.columns), shape.extents, shape.strides, shape.pads
+        for side, extent, stride, pad in zip(*axes, strict=True):
             if self.backward:
-                count *= side + (stride - 1 + pad) // stride - (pad - taps + 1) // stride
+                count *= side + (stride - 1 + pad) // stride - (pad - extent + 1) // stride
             else:
-                count *= (side - 1) * stride + taps
+                count *= (side - 1) * stride + extent
         return count
 
     @property
@@ -341,9 +355,9 @@ class WeightTile(GroupedTile):
 
     @property
     def _halo(self) -> int:
-        sides = (self.rows, self.columns), self.shape.window, self.shape.strides
+        sides = (self.rows, self.columns), self.shape.extents, self.shape.strides
         return math.prod(
-            (side - 1) * stride + taps for side, taps, stride in zip(*sides, strict=True)
+            (side - 1) * stride + extent for side, extent, stride in zip(*sides, strict=True)
         )
 
     @property
@@ -393,12 +407,13 @@ def supports(case: Case) -> bool:
 
 
 def choose(case: Case) -> GroupedTile:
-    """Return the tile with the lowest estimate."""
-    return _choose(GroupedShape.of(case), case.phase)
+    """Return the tile of a product with the lowest estimate."""
+    return choose_tile(GroupedShape.of(case), case.phase)
 
 
 @functools.cache
-def _choose(shape: GroupedShape, phase: Phase) -> GroupedTile:
+def choose_tile(shape: GroupedShape, phase: Phase) -> GroupedTile:
+    """Return the tile of a shape with the lowest estimate, which is infinite if none fits."""
     wgrad = phase is Phase.BACKWARD_WEIGHT
     found = _weight_tiles(shape) if wgrad else _product_tiles(shape, phase)
     return min(found, key=lambda tile: tile.cost)
@@ -408,11 +423,10 @@ def _product_tiles(shape: GroupedShape, phase: Phase) -> Iterator[GroupedTile]:
     backward = phase is Phase.BACKWARD_INPUT
     size = shape.group_filters if backward else shape.group_channels
     most = max(SLAB_BYTES // (shape.unit_groups * size * shape.itemsize), 1)
-    units = [count for count in _divisors(shape.units) if count <= most]
     for rows, columns in _tile_sides(shape):
         for buffers in (1, 2):
             yield ProductTile(shape, rows, columns, 1, buffers, backward, whole=False)
-            for count in units[-2:]:
+            for count in _units_of_slabs(shape, most):
                 yield ProductTile(shape, rows, columns, count, buffers, backward, whole=True)
 
 
@@ -425,9 +439,8 @@ def _weight_tiles(shape: GroupedShape) -> Iterator[GroupedTile]:
     whole = (channel_chunks, filter_chunks) == (channels, filters)
     size = shape.unit_groups * max(shape.group_channels, shape.group_filters) * shape.itemsize
     most = max(min(SLAB_BYTES // size, MAX_WGRAD_WARPS // warps), 1) if whole else 1
-    units = [count for count in _divisors(shape.units) if count <= most]
     for rows, columns in _tile_sides(shape):
-        for count in units[-2:]:
+        for count in _units_of_slabs(shape, most):
             for buffers in (1, 2):
                 yield WeightTile(
                     shape, rows, columns, count, buffers, channel_chunks, filter_chunks
@@ -454,5 +467,7 @@ def _unit_chunks(shape: GroupedShape) -> tuple[int, int]:
     return ceil_div(groups * shape.group_channels, 16), ceil_div(groups * shape.group_filters, 16)
 
 
-def _divisors(number: int) -> list[int]:
-    return [count for count in range(1, number + 1) if number % count == 0]
+def _units_of_slabs(shape: GroupedShape, most: int) -> list[int]:
+    """Return the units of a slab with the fewest slabs, with one slab more, and so on."""
+    fewest = ceil_div(shape.units, most)
+    return sorted({ceil_div(shape.units, count) for count in range(fewest, fewest + 3)})

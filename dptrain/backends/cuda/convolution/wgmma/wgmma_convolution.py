@@ -69,6 +69,7 @@ def supports(case: Case) -> bool:
     head, limits = case.group.head, case.limits
     return (
         limits.capability == ARCHITECTURE
+        and not case.is_dilated
         and supports_halo_tiles(case.view, case.precision, case.strides, limits)
         and wgmma_convolution_tiles.fit(limits)
         and fills_slices(case.precision, head.input_maps[0], head.output_maps[0])
