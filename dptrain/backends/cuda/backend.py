@@ -113,6 +113,10 @@ from dptrain.plan.optimizers import AVERAGE, LAMB, LARS, Adam, Optimizer, RMSPro
 from dptrain.plan.plan import Plan
 from dptrain.plan.selection import KernelSelection
 
+PEAKS_CAPABILITY = 90
+PEAK_GFLOPS = {"fp32": 66.9e3, "tf32": 494.7e3, "bf16": 989.4e3}
+"""Peak rates of products by precision, and the compute capability that has them."""
+
 OPERATIONS: Mapping[type[Layer], type[Operation[Any]]] = {
     Conv2d: Convolution,
     MaxPool2d: MaxPoolOperation,
@@ -340,6 +344,14 @@ class CudaBackend(Backend):
         if isinstance(group.head.layer, Dense):
             return {**phases, **explain_dense(group, setting)}
         return {**phases, **operation.explain(group, setting)}
+
+    def estimated_gflops(self, setting: Setting) -> float | None:
+        """Return the peak rate of an H100 or H200 in GFLOP/s; None for other models.
+
+        Source: NVIDIA H100 Tensor Core GPU Architecture, 2022, peak rates without sparsity.
+        """
+        is_known = limits_of(setting).capability == PEAKS_CAPABILITY
+        return PEAK_GFLOPS.get(setting.precision) if is_known else None
 
     def measured_selection(
         self,

@@ -31,20 +31,25 @@
 #define STRIDED 0
 #endif
 
-// The taps of a filter with `size` rows (or columns) that reach rows with the remainder `rest`, that
-// is, those r with r · dilation ≡ rest modulo the stride: first + m · step, with m < count. Each is
-// `distance` rows of the output above the one before it.
+// The taps first + m · step of a filter, with m < count, that reach an input row (or column). The
+// first one multiplies the output row `start`, and each other one `distance` rows above the one
+// before it.
 struct TapClass {
-    int first, step, count, distance;
-
-    __device__ TapClass(int size, int rest, int stride, int dilation) {
-        step = 1, first = 0;
-        while (step * dilation % stride) ++step;
-        while (first < step && first * dilation % stride != rest) ++first;
-        count = first < step ? max((size - first + step - 1) / step, 0) : 0;
-        distance = step * dilation / stride;
-    }
+    int first, step, count, distance, start;
 };
+
+// Return the taps of a filter with `size` rows that reach the input row that is `position` rows after
+// the first row of the padding: those r with r · dilation ≡ position modulo the stride.
+__device__ inline TapClass tap_class(int size, int position, int stride, int dilation) {
+    const int rest = position % stride;
+    if (dilation == 1)
+        return {rest, stride, max((size - rest + stride - 1) / stride, 0), 1, position / stride};
+    int step = 1, first = 0;
+    while (step * dilation % stride) ++step;
+    while (first < step && first * dilation % stride != rest) ++first;
+    const int count = first < step ? max((size - first + step - 1) / step, 0) : 0;
+    return {first, step, count, step * dilation / stride, (position - first * dilation) / stride};
+}
 
 // The input pixels (row + i · stride_h, column + j · stride_w) of all samples, with i < height and
 // j < width, and their taps.
@@ -52,17 +57,15 @@ struct StrideClass {
     int row, column, height, width;
     TapClass down, across;
 
-    // The classes with most taps come first if the padding is 1.
-    __device__ StrideClass(const Geometry& g, int index)
-        : StrideClass(g, (g.stride_h * g.stride_w - 1 - index) / g.stride_w,
-                      (g.stride_h * g.stride_w - 1 - index) % g.stride_w) {}
-    __device__ StrideClass(const Geometry& g, int row, int column)
-        : row(row),
-          column(column),
-          height((g.height - row + g.stride_h - 1) / g.stride_h),
-          width((g.width - column + g.stride_w - 1) / g.stride_w),
-          down(g.r, (row + g.pad_top) % g.stride_h, g.stride_h, g.dilation_h),
-          across(g.s, (column + g.pad_left) % g.stride_w, g.stride_w, g.dilation_w) {}
+    __device__ StrideClass(const Geometry& g, int number) {
+        // The classes with most taps come first if the padding is 1.
+        number = g.stride_h * g.stride_w - 1 - number;
+        row = number / g.stride_w, column = number % g.stride_w;
+        height = (g.height - row + g.stride_h - 1) / g.stride_h;
+        width = (g.width - column + g.stride_w - 1) / g.stride_w;
+        down = tap_class(g.r, row + g.pad_top, g.stride_h, g.dilation_h);
+        across = tap_class(g.s, column + g.pad_left, g.stride_w, g.dilation_w);
+    }
     __device__ int taps() const { return down.count * across.count; }
     __device__ int pixels(int samples) const { return samples * height * width; }
 };
@@ -93,12 +96,9 @@ struct Gradients {
 
     __device__ Outer outer(int i) const {
         if (i >= pixels) return {0, OUTSIDE, OUTSIDE};
-        // A class without taps reads nothing, and its numerators need not be divisible.
         const int line = i / own.width;
-        const int above = own.row + g.pad_top - own.down.first * g.dilation_h;
-        const int before = own.column + g.pad_left - own.across.first * g.dilation_w;
-        return {line / own.height, line % own.height + above / g.stride_h,
-                i % own.width + before / g.stride_w};
+        return {line / own.height, line % own.height + own.down.start,
+                i % own.width + own.across.start};
     }
     __device__ Inner inner(int k) const {
         Inner taps;

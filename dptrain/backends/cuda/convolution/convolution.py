@@ -58,6 +58,7 @@ class Convolution(BoundConvolution):
             phase: Explanation.of(
                 choice, algorithms.candidates(case), setting.selection, group.stage(phase),
                 tile=str(_config(case, choice)), note=algorithms.note(case, choice),
+                per_ms=1e3,
             )
             for phase, (case, choice) in cls.choices(group, setting).items()
         }  # fmt: skip
