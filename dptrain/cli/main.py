@@ -21,6 +21,7 @@ from dptrain.cli.find_rate import find_rate
 from dptrain.cli.output import safe_output
 from dptrain.cli.paper import paper
 from dptrain.cli.profile import profile
+from dptrain.cli.rehearse import rehearse
 from dptrain.cli.report import report
 from dptrain.cli.runs import runs
 from dptrain.cli.scale import scale
@@ -160,7 +161,7 @@ def cli(context: click.Context) -> None:
 
 
 for command in (
-    train, evaluate, predict, find_rate, data, export, describe, layers, doctor, profile, report,
-    paper, runs, scale, audit, bench, study,
+    train, rehearse, evaluate, predict, find_rate, data, export, describe, layers, doctor, profile,
+    report, paper, runs, scale, audit, bench, study,
 ):  # fmt: skip
     cli.add_command(command)

@@ -36,6 +36,7 @@ from dptrain.runs.names import CONFIG, SUMMARY
 from dptrain.scaling.launching import Child, Launcher
 from dptrain.survival.local_ranks import LocalRanks
 from dptrain.survival.nodes import within_allocation
+from dptrain.survival.rehearsal import Rehearsal
 from dptrain.training.persistence.rundir import RunDirectory
 from dptrain.training.persistence.snapshots import SnapshotFolder, promote, read_token
 
@@ -57,7 +58,9 @@ _HANG_TIMEOUTS = 2
 _BUSY_SHARE = 0.01
 """Part of a core that a job which makes progress uses at least."""
 
-_CAUSE = re.compile(r"dptrain: (?!warning|data)(?:rank (\d+) of \d+: )?(.*)")
+_CAUSE = re.compile(r"dptrain: (?!warning: |compiling |decoding )(?:rank (\d+) of \d+: )?(.*)")
+"""A line of dptrain that is no notice, with the rank that it names."""
+
 _HOST = re.compile(r"process \d+ on (\S+?):? ")
 
 
@@ -109,10 +112,15 @@ class Fault:
 
 
 class Supervisor:
-    """Runs a job to its end."""
+    """Runs a job to its end.
 
-    def __init__(self, job: Job) -> None:
-        self.job = job
+    Args:
+        job: the job.
+        rehearsal: makes planned faults.
+    """
+
+    def __init__(self, job: Job, rehearsal: Rehearsal | None = None) -> None:
+        self.job, self._rehearsal = job, rehearsal or Rehearsal(())
         self.ranks, self.launcher = job.ranks, job.launcher
         self._incidents = _read(job.run_dir)
         self._num_before = len(self._incidents)
@@ -120,6 +128,11 @@ class Supervisor:
         self._signal: signal.Signals | None = None
         self._num_signals = 0
         self._began = time.time()
+
+    @property
+    def incidents(self) -> list[Incident]:
+        """The faults that this job has outlived."""
+        return self._incidents[self._num_before :]
 
     def run(self) -> int:
         """Start the ranks until training has ended; return the exit code."""
@@ -157,7 +170,7 @@ class Supervisor:
 
     def _reason_to_end(self, fault: Fault, repeats: int, starts: int) -> str | None:
         """Return why the ranks are not started again; None if they are."""
-        restarts = len(self._incidents) - self._num_before
+        restarts = len(self.incidents)
         if starts >= MOST_STARTS:
             return f"the launcher started no rank {starts} times in a row"
         if repeats >= MOST_REPEATS:
@@ -190,6 +203,8 @@ class Supervisor:
             passed = 0
             while (code := child.wait(POLL_S)) is None:
                 ranks.refresh()
+                if self._rehearsal.left:
+                    self._rehearsal.act(ranks, self._last_step(read_progress(job.run_dir)))
                 progress = read_progress(job.run_dir)
                 self._end_incident(progress)
                 if self._num_signals > passed:
@@ -215,7 +230,7 @@ class Supervisor:
         if self._signal is not None:
             early = self._signal == signal.SIGINT and not (self.job.run_dir / CONFIG).exists()
             return (INTERRUPTED if early else STOPPED), None
-        is_first = not self._incidents[self._num_before :]
+        is_first = not self.incidents
         if code in (STOPPED, DIVERGED, INTERRUPTED) or (code == MISTAKE and is_first):
             return code, None
         rank, cause = lines.cause()
@@ -248,10 +263,9 @@ class Supervisor:
             Incident(time_text, fault.cause, fault.rank, fault.host, fault.step, before, self.ranks)
         )
         self._write()
-        number = len(self._incidents) - self._num_before
         _print(
             f"{_text(fault)}; starting {self.ranks} rank{'s' * (self.ranks > 1)} (restart "
-            f"{number} of at most {self.job.most_restarts})"
+            f"{len(self.incidents)} of at most {self.job.most_restarts})"
         )
 
     def _end_incident(self, progress: RunProgress | None, *, is_over: bool = False) -> None:
@@ -289,7 +303,7 @@ class Supervisor:
                     _print(f"the snapshot of step {step} is now a checkpoint in {run_dir}")
         forget_progress(run_dir)
         mpi_files.remove_unused(self._began)
-        line = summary_line(self._incidents[self._num_before :])
+        line = summary_line(self.incidents)
         if line:
             _print(line)
 
@@ -329,7 +343,7 @@ class _Lines:
     """
 
     def __init__(self, output: int) -> None:
-        self._lines: list[str] = []
+        self._lines: list[tuple[str | None, str]] = []
         self._thread = threading.Thread(target=self._read, args=(output,), daemon=True)
         self._thread.start()
 
@@ -342,20 +356,21 @@ class _Lines:
 
     def add(self, line: str) -> None:
         """Add a line that may state the cause."""
-        if _CAUSE.search(line):
-            self._lines.append(line)
+        found = _CAUSE.search(line)
+        if found is not None:
+            self._lines.append((found[1], found[2]))
 
     def wait(self, seconds: float) -> None:
         """Wait for the end of the output; a process that the launcher forgot may keep it open."""
         self._thread.join(seconds)
 
     def cause(self) -> tuple[int | None, str]:
-        """Return the rank and the cause of the first line that states one; None and "" without."""
-        for line in self._lines:
-            found = _CAUSE.search(line)
-            if found is not None:
-                return (None if found[1] is None else int(found[1])), found[2]
-        return None, ""
+        """Return the rank and the cause of the first line that names a rank, or of the first one.
+
+        Without any, they are None and "".
+        """
+        found = [(None if rank is None else int(rank), text) for rank, text in self._lines]
+        return next((each for each in found if each[0] is not None), (found or [(None, "")])[0])
 
 
 class _Hang:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from dptrain.runs.incidents import read_incidents
+from dptrain.training.persistence.snapshots import SnapshotFolder, read_token
 from tests.slurm.cluster import ENDED, Cluster, until
 from tests.slurm.test_scripts import SCRIPTS, SRUN, state, steps_made, summary
 from tests.system.launch import succeed
@@ -39,4 +40,6 @@ def test_a_job_goes_on_with_the_nodes_that_are_left(cluster: Cluster, tmp_path: 
     succeed("train", *TRAIN[:-4], "--run-dir", whole, "--threads", 1, cwd=tmp_path)
     expected, found = state(whole, STEPS), state(run, STEPS)
     assert all((found[name] == array).all() for name, array in expected.items())
-    assert not [*Path("/dev/shm").glob("dptrain-snapshots-*")]
+    token = read_token(run)
+    assert token is not None
+    assert SnapshotFolder.find(token) == []
