@@ -112,6 +112,7 @@ def survive(
     faults = [parse_fault(text, number, ranks) for text, number in planned]
     if faults and not launcher.starts_here:
         raise UserError("rehearse signals ranks of this machine, which srun does not start")
+    launcher.try_out()
     run_dir = run_dir or _new_folder(chosen)
     program = [sys.executable, "-m", "dptrain", "train", *_words({**given, "run_dir": run_dir})]
     program += [*(["--config", str(file)] if file else []), *(["--verbose"] if verbose else [])]
@@ -156,7 +157,8 @@ def _load(
     from dptrain.training.settings import load_settings
 
     resume = given.pop("resume", None)
-    run_dir = None if "run_dir" not in given else Path(given["run_dir"])
+    named = given.get("run_dir", os.environ.get("DPTRAIN_RUN_DIR"))
+    run_dir = None if named is None else Path(named)
     if resume not in (None, RUN_DIR):
         run_dir = RunDirectory.open(Path(resume)).path
     if run_dir is None or not (run_dir / CONFIG).is_file():

@@ -46,8 +46,9 @@ STOPPED, MISTAKE, DIVERGED, INTERRUPTED = 75, 2, 3, 130
 MOST_REPEATS = 3
 """Faults in a row without a further complete step after which the job ends."""
 
-MOST_STARTS = 6
-"""Launches in a row that start no rank after which the job ends."""
+MOST_STARTS = 7
+"""Launches in a row that start no rank, or are refused, after which the job ends. The pauses between
+them last for 31 s, in which ranks of other nodes end and release the run directory."""
 
 LONGEST_PAUSE_S = 60.0
 """Longest pause before another start."""
@@ -148,9 +149,10 @@ class Supervisor:
             code, fault = self._launch()
             if fault is None:
                 return code
-            starts = 0 if fault.has_started else starts + 1
+            has_trained = fault.has_started and fault.code != MISTAKE
+            starts = 0 if has_trained else starts + 1
             is_further = last is not None and (fault.step or 0) > (last.step or 0)
-            repeats = 1 if last is None or is_further or not fault.has_started else repeats + 1
+            repeats = 1 if last is None or is_further or not has_trained else repeats + 1
             last = fault
             reason = self._reason_to_end(fault, repeats, starts)
             if reason is not None:
@@ -159,7 +161,7 @@ class Supervisor:
             before = self.ranks
             self.launcher, fitting = within_allocation(self.job.launcher, self.job.ranks)
             # A launcher that starts no rank twice may have lost a slot.
-            self.ranks = min(fitting, before - (starts > 1))
+            self.ranks = min(fitting, before - (starts > 1 and not fault.has_started))
             if self.ranks < self.job.least_ranks:
                 _print(f"{_text(fault)}; {self.ranks} ranks are left, and --min-ranks is more")
                 return 1
@@ -172,7 +174,7 @@ class Supervisor:
         """Return why the ranks are not started again; None if they are."""
         restarts = len(self.incidents)
         if starts >= MOST_STARTS:
-            return f"the launcher started no rank {starts} times in a row"
+            return f"no rank could train {starts} times in a row"
         if repeats >= MOST_REPEATS:
             return (
                 f"this is fault {repeats} in a row without a further step, so another start would "

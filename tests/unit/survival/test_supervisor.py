@@ -125,6 +125,14 @@ def test_a_launcher_that_starts_no_rank_gets_fewer(tmp_path: Path) -> None:
     assert ranks_of(tmp_path) == [4, 4, 3, 2]
 
 
+def test_a_run_directory_that_is_not_released_is_waited_for(tmp_path: Path) -> None:
+    """Code 2 after a restart: ranks on another node have not ended."""
+    held = {"says": "dptrain: process 3 on node2 is training in run directory run", "code": 2}
+    plan = [{"step": 3, "says": KILLED, "code": 9}, held, held, held, {"step": 5, "code": 0}]
+    assert Supervisor(job(tmp_path, *plan)).run() == 0
+    assert ranks_of(tmp_path) == [4] * 5
+
+
 def test_the_smallest_number_of_ranks_is_kept(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
