@@ -47,8 +47,8 @@ MOST_REPEATS = 3
 """Faults in a row without a further complete step after which the job ends."""
 
 MOST_STARTS = 7
-"""Launches in a row that start no rank, or are refused, after which the job ends. The pauses between
-them last for 31 s, in which ranks of other nodes end and release the run directory."""
+"""Launches in a row that start no rank, or are refused, after which the job ends. The pauses
+between them last for 31 s, in which ranks of other nodes end and release the run directory."""
 
 LONGEST_PAUSE_S = 60.0
 """Longest pause before another start."""
