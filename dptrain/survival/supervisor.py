@@ -33,6 +33,7 @@ from dptrain.runs.incidents import (
     write_incidents,
 )
 from dptrain.runs.names import CONFIG, SUMMARY
+from dptrain.runs.resizing import take_request
 from dptrain.scaling.launching import Child, Launcher
 from dptrain.survival.local_ranks import LocalRanks
 from dptrain.survival.nodes import within_allocation
@@ -54,6 +55,7 @@ LONGEST_PAUSE_S = 60.0
 """Longest pause before another start."""
 
 POLL_S = 0.1
+_REQUESTED = "another number of ranks was requested"
 _OUTPUT_S = 1.0
 _HANG_TIMEOUTS = 2
 _BUSY_SHARE = 0.01
@@ -128,6 +130,7 @@ class Supervisor:
         self._open: Fault | None = None
         self._signal: signal.Signals | None = None
         self._num_signals = 0
+        self._requested: int | None = None
         self._began = time.time()
 
     @property
@@ -147,6 +150,9 @@ class Supervisor:
         last: Fault | None = None
         while True:
             code, fault = self._launch()
+            if code == STOPPED and self._requested is not None and self._signal is None:
+                self._resize()
+                continue
             if fault is None:
                 return code
             has_trained = fault.has_started and fault.code != MISTAKE
@@ -170,9 +176,18 @@ class Supervisor:
             if self._signal is not None:
                 return STOPPED
 
+    def _resize(self) -> None:
+        """Continue with the number of ranks that a user requested."""
+        assert self._requested is not None
+        step = self._last_step(read_progress(self.job.run_dir))
+        fault = Fault(STOPPED, _REQUESTED, None, None, step, True, time.time())
+        before, self.ranks, self._requested = self.ranks, self._requested, None
+        self.job = replace(self.job, ranks=self.ranks)
+        self._begin_incident(fault, before)
+
     def _reason_to_end(self, fault: Fault, repeats: int, starts: int) -> str | None:
         """Return why the ranks are not started again; None if they are."""
-        restarts = len(self.incidents)
+        restarts = sum(each.cause != _REQUESTED for each in self.incidents)
         if starts >= MOST_STARTS:
             return f"no rank could train {starts} times in a row"
         if repeats >= MOST_REPEATS:
@@ -209,6 +224,10 @@ class Supervisor:
                     self._rehearsal.act(ranks, self._last_step(read_progress(job.run_dir)))
                 progress = read_progress(job.run_dir)
                 self._end_incident(progress)
+                requested = None if progress is None else take_request(job.run_dir)
+                if requested is not None:
+                    self._requested = requested
+                    child.send(signal.SIGUSR1)
                 if self._num_signals > passed:
                     passed = self._num_signals
                     # Every launcher passes this one on to the ranks, which then stop in order.
@@ -229,12 +248,12 @@ class Supervisor:
         if code == 0 and (self.job.run_dir / SUMMARY).exists():
             self._end_incident(progress, is_over=True)
             return 0, None
-        if self._signal is not None:
-            early = self._signal == signal.SIGINT and not (self.job.run_dir / CONFIG).exists()
-            return (INTERRUPTED if early else STOPPED), None
         is_first = not self.incidents
         if code in (STOPPED, DIVERGED, INTERRUPTED) or (code == MISTAKE and is_first):
             return code, None
+        if self._signal is not None:
+            early = self._signal == signal.SIGINT and not (self.job.run_dir / CONFIG).exists()
+            return (INTERRUPTED if early else STOPPED), None
         rank, cause = lines.cause()
         host = _HOST.search(f"{cause} ")
         return code, Fault(
@@ -418,6 +437,8 @@ def _read(run_dir: Path) -> list[Incident]:
 
 def _text(fault: Fault) -> str:
     """Return the fault in a few words, after the line with its cause."""
+    if fault.cause == _REQUESTED:
+        return _REQUESTED
     what = f"rank {fault.rank} ended" if fault.rank is not None else "the ranks ended"
     if not fault.has_started:
         what = f"no rank was started ({fault.cause})"

@@ -183,3 +183,18 @@ def test_a_rehearsal_shows_what_planned_faults_cost(tmp_path: Path) -> None:
     again = launch("rehearse", *words, *planned, "--run-dir", "run", cwd=tmp_path)
     assert again.returncode == 2
     assert "run has a run; choose another --run-dir for a rehearsal" in again.stderr
+
+
+@pytest.mark.more
+def test_a_run_grows_without_other_bits(tmp_path: Path, expected: bytes) -> None:
+    job = Job(tmp_path, MPICH, "-n", "1")
+    job.wait_until(lambda: read_progress(job.run) is not None)
+    refused = launch("resize", "run", "--ranks", "3", cwd=tmp_path)
+    assert refused.returncode == 2
+    assert "the run in run has 2 micro-shards" in refused.stderr
+    done = launch("resize", "run", "--ranks", "2", cwd=tmp_path)
+    assert job.end() == 0, job.log.read_text()
+    assert last_state(job.run) == expected
+    if done.returncode == 0:  # Otherwise training had ended before.
+        (incident,) = read_incidents(job.run)
+        assert (incident.ranks, incident.ranks_after, incident.steps_lost) == (1, 2, 0)

@@ -15,6 +15,7 @@ import pytest
 
 from dptrain.errors import UserError
 from dptrain.runs.incidents import read_incidents
+from dptrain.runs.resizing import request_ranks, take_request
 from dptrain.scaling.launching import Launcher
 from dptrain.survival import supervisor
 from dptrain.survival.nodes import within_allocation
@@ -194,3 +195,36 @@ def test_planned_faults_name_a_rank_and_a_step() -> None:
             parse_fault(text, signal.SIGKILL, 3)
     with pytest.raises(UserError, match="--kill is 3@5, but the ranks are 0 to 2"):
         parse_fault("3@5", signal.SIGKILL, 3)
+
+
+def test_a_user_changes_the_number_of_ranks(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The launcher stops on SIGUSR1 as ranks do, with code 75."""
+    waits = {"step": 3, "sleeps": 60, "code": 0}
+    made = job(tmp_path, waits, {"step": 5, "code": 0}, most_restarts=0)
+    handler = "import signal; signal.signal(signal.SIGUSR1, lambda *_: sys.exit(75))"
+    (tmp_path / "launcher.py").write_text(PROGRAM.replace("folder =", f"{handler}\nfolder =", 1))
+
+    def ask() -> None:
+        while not (tmp_path / "run" / ".progress").exists():
+            time.sleep(0.01)
+        request_ranks(tmp_path / "run", 7)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    assert Supervisor(made).run() == 0
+    thread.join()
+    assert ranks_of(tmp_path) == [4, 7]
+    (found,) = read_incidents(tmp_path / "run")
+    assert (found.ranks, found.ranks_after) == (4, 7)
+    assert "another number of ranks was requested; starting 7 ranks" in capfd.readouterr().err
+
+
+def test_a_request_that_nobody_takes_is_withdrawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dptrain.runs.resizing._TAKEN_S", 0.1)
+    with pytest.raises(UserError, match="so its number of ranks cannot change"):
+        request_ranks(tmp_path, 3)
+    assert take_request(tmp_path) is None
