@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
@@ -15,6 +14,7 @@ import click
 
 from dptrain.cli.common import number
 from dptrain.cli.options import RUN_DIR
+from dptrain.cli.parsing import parse_launcher
 from dptrain.comm.launching.launcher import find_launch
 from dptrain.errors import UserError
 from dptrain.machine import available_cores
@@ -107,8 +107,7 @@ def survive(
     chosen, run_dir = _load(given, file, is_new=bool(planned))
     ranks = survival["ranks"] or int(os.environ.get("SLURM_NTASKS") or available_cores())
     _check(chosen, ranks, survival["min_ranks"])
-    words = () if survival["launcher"] == "auto" else shlex.split(survival["launcher"])
-    launcher = find_launcher(words)
+    launcher = find_launcher(parse_launcher(survival["launcher"]))
     faults = [parse_fault(text, number, ranks) for text, number in planned]
     if faults and not launcher.starts_here:
         raise UserError("rehearse signals ranks of this machine, which srun does not start")
