@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import os
-import shlex
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
+from signal import Signals
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from dptrain.cli.common import number
 from dptrain.cli.options import RUN_DIR
+from dptrain.cli.parsing import parse_launcher
+from dptrain.comm.launching.launcher import find_launch
 from dptrain.errors import UserError
+from dptrain.machine import available_cores
 from dptrain.runs.names import CONFIG
 
 if TYPE_CHECKING:
@@ -76,26 +79,60 @@ def survival_flags(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def survive(
-    flags: Mapping[str, Any], survival: Mapping[str, Any], file: Path | None, *, verbose: bool
+    values: Mapping[str, Any],
+    file: Path | None,
+    *,
+    verbose: bool = False,
+    planned: Sequence[tuple[str, Signals]] = (),
 ) -> int:
     """Train on ranks that this process starts, as often as necessary; return the exit code.
 
     Args:
-        flags: the settings that were set by flags, by name.
-        survival: the values of `SURVIVAL`.
+        values: the flags of `dptrain train`.
         file: the file of ``--config``.
         verbose: as in `dptrain train`.
+        planned: faults of a rehearsal, such as ``1@100``, with the signal of each.
 
     Raises:
         UserError: a mistake in the flags, or there is no launcher.
     """
-    from dptrain.comm.launching.launcher import find_launch
-    from dptrain.machine import available_cores
+    from dptrain.cli.printing import print_tables
     from dptrain.scaling.launching import find_launcher
+    from dptrain.survival.rehearsal import Rehearsal, incidents_table, parse_fault
     from dptrain.survival.supervisor import Job, Supervisor
-    from dptrain.training.persistence.rundir import RunDirectory
-    from dptrain.training.settings import load_settings
 
+    flags, survival = split_flags(values)
+    _refuse_launcher()
+    given = {"snapshots": True, **{k: v for k, v in flags.items() if v is not None}}
+    chosen, run_dir = _load(given, file, is_new=bool(planned))
+    ranks = survival["ranks"] or int(os.environ.get("SLURM_NTASKS") or available_cores())
+    _check(chosen, ranks, survival["min_ranks"])
+    launcher = find_launcher(parse_launcher(survival["launcher"]))
+    faults = [parse_fault(text, number, ranks) for text, number in planned]
+    if faults and not launcher.starts_here:
+        raise UserError("rehearse signals ranks of this machine, which srun does not start")
+    launcher.try_out()
+    run_dir = run_dir or _new_folder(chosen)
+    program = [sys.executable, "-m", "dptrain", "train", *_words({**given, "run_dir": run_dir})]
+    program += [*(["--config", str(file)] if file else []), *(["--verbose"] if verbose else [])]
+    threads = chosen.threads or int(os.environ.get("SLURM_CPUS_PER_TASK") or launcher.is_srun)
+    job = Job(
+        launcher, (*program, "--resume"), run_dir, ranks, survival["min_ranks"],
+        survival["max_restarts"], threads, chosen.timeout,
+    )  # fmt: skip
+    click.echo(_introduction(ranks, survival, chosen, run_dir))
+    sys.stdout.flush()
+    rehearsal = Rehearsal(faults)
+    supervisor = Supervisor(job, rehearsal)
+    code = supervisor.run()
+    if planned:
+        print_tables([incidents_table(supervisor.incidents)] if supervisor.incidents else [])
+        for fault in rehearsal.left:
+            click.echo(f"{fault}: training ended before this fault")
+    return code
+
+
+def _refuse_launcher() -> None:
     launch = find_launch(os.environ)
     if launch.size > 1:
         raise UserError(
@@ -103,37 +140,31 @@ def survive(
             f"({launch.source}); use: dptrain train --survive -n {launch.size}, without mpirun or "
             "srun"
         )
-    given = {"snapshots": True, **{k: v for k, v in flags.items() if v is not None}}
+
+
+def _load(
+    given: dict[str, Any], file: Path | None, *, is_new: bool
+) -> tuple[Settings, Path | None]:
+    """Return the settings and the run directory; None if the user names none.
+
+    Args:
+        given: the flags; ``resume`` is removed, since each start resumes the run directory.
+        file: the file of ``--config``.
+        is_new: refuse to continue a run.
+    """
+    from dptrain.training.persistence.rundir import RunDirectory
+    from dptrain.training.settings import load_settings
+
     resume = given.pop("resume", None)
-    run_dir = given.get("run_dir")
+    named = given.get("run_dir", os.environ.get("DPTRAIN_RUN_DIR"))
+    run_dir = None if named is None else Path(named)
     if resume not in (None, RUN_DIR):
         run_dir = RunDirectory.open(Path(resume)).path
-    continues = run_dir is not None and (Path(run_dir) / CONFIG).is_file()
-    chosen = load_settings(
-        {**given, "resume": run_dir, "run_dir": run_dir} if continues else given, os.environ,
-        None if continues else file,
-    )  # fmt: skip
-    if run_dir is None:
-        run_dir = _new_folder(chosen)
-    ranks = survival["ranks"] or int(os.environ.get("SLURM_NTASKS") or available_cores())
-    _check(chosen, ranks, survival["min_ranks"])
-    launcher = find_launcher(
-        () if survival["launcher"] == "auto" else shlex.split(survival["launcher"])
-    )
-    words = _words({**given, "run_dir": str(run_dir)})
-    config = [] if file is None else ["--config", str(file)]
-    program = (
-        sys.executable, "-m", "dptrain", "train", *config, *words, "--resume",
-        *(["--verbose"] if verbose else []),
-    )  # fmt: skip
-    threads = chosen.threads or int(os.environ.get("SLURM_CPUS_PER_TASK") or launcher.is_srun)
-    job = Job(
-        launcher, program, Path(run_dir), ranks, survival["min_ranks"], survival["max_restarts"],
-        threads, chosen.timeout,
-    )  # fmt: skip
-    click.echo(_introduction(job.ranks, survival, chosen, Path(run_dir)))
-    sys.stdout.flush()
-    return Supervisor(job).run()
+    if run_dir is None or not (run_dir / CONFIG).is_file():
+        return load_settings(given, os.environ, file), run_dir
+    if is_new:
+        raise UserError(f"{run_dir} has a run; choose another --run-dir for a rehearsal")
+    return load_settings({**given, "resume": run_dir, "run_dir": run_dir}, os.environ), run_dir
 
 
 def _new_folder(chosen: Settings) -> Path:

@@ -69,11 +69,11 @@ def train(file: Path | None, dry: bool, verbose: bool, **flags: Any) -> int:
     stop it after its first step; Ctrl-C ends it at once with exit code 130. Exit code 2 is a
     mistake in flags, files or data, 3 a loss that is not finite, 1 a bug or a lost rank.
     """
-    flags, survival = split_flags(flags)
-    if survival["survive"]:
-        if dry:
-            raise UserError("--dry-run starts no training; remove it, or --survive")
-        return survive(flags, survival, file, verbose=verbose)
+    if flags["survive"] and dry:
+        raise UserError("--dry-run starts no training; remove it, or --survive")
+    if flags["survive"]:
+        return survive(flags, file, verbose=verbose)
+    flags, _ = split_flags(flags)
 
     def action() -> int:
         from dptrain.training.persistence.rundir import RunDirectory

@@ -7,7 +7,7 @@ import signal
 from contextlib import suppress
 from pathlib import Path
 
-from dptrain.comm.watchdog.siblings import RANK_NAMES
+from dptrain.comm.watchdog.siblings import children, rank_of
 from dptrain.comm.watchdog.watch import is_stopped, process_state, start_time
 
 
@@ -24,29 +24,35 @@ class LocalRanks:
 
     def __init__(self, launcher: int) -> None:
         self._launcher = launcher
-        self._started: dict[int, str] = {}
+        self._started: dict[int, tuple[int, str]] = {}  # Rank and start time by process.
 
     def refresh(self) -> None:
         """Find ranks that were started meanwhile."""
         self._find(self._launcher)
 
     def _find(self, parent: int) -> None:
-        for child in _children(parent):
+        for child in children(parent):
             if child in self._started:
                 continue
             # The processes below a rank are its own: the watchdog must outlive it.
-            if child != parent and _is_rank(child):
-                self._started[child] = start_time(child)
-            else:
+            # A batch script of Slurm has variables of a rank, and so has all that it starts.
+            rank = rank_of(child, os.environ)
+            if rank is None:
                 self._find(child)
+            else:
+                self._started[child] = rank, start_time(child)
 
     def running(self) -> list[int]:
         """Return the processes that have not ended."""
         return [
             pid
-            for pid, started in self._started.items()
+            for pid, (_, started) in self._started.items()
             if start_time(pid) == started and process_state(pid) != "Z"
         ]
+
+    def process_of(self, rank: int) -> int | None:
+        """Return the process of a rank; None if there is none."""
+        return next((pid for pid in self.running() if self._started[pid][0] == rank), None)
 
     def any_stopped(self) -> bool:
         """Return True if a signal such as SIGSTOP has stopped one."""
@@ -68,23 +74,3 @@ class LocalRanks:
         for pid in self.running():
             with suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
-
-
-def _children(pid: int) -> list[int]:
-    with suppress(OSError):
-        return [int(n) for n in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    return []
-
-
-def _is_rank(pid: int) -> bool:
-    """Return True if the environment of a process names its rank, and that of this one does not.
-
-    A batch script of Slurm has such a variable.
-    """
-    names = tuple(f"{name}=".encode() for name in RANK_NAMES if name not in os.environ)
-    with suppress(OSError):
-        return any(
-            word.startswith(names)
-            for word in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-        )
-    return False

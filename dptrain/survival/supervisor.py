@@ -33,9 +33,11 @@ from dptrain.runs.incidents import (
     write_incidents,
 )
 from dptrain.runs.names import CONFIG, SUMMARY
+from dptrain.runs.resizing import take_request
 from dptrain.scaling.launching import Child, Launcher
 from dptrain.survival.local_ranks import LocalRanks
 from dptrain.survival.nodes import within_allocation
+from dptrain.survival.rehearsal import Rehearsal
 from dptrain.training.persistence.rundir import RunDirectory
 from dptrain.training.persistence.snapshots import SnapshotFolder, promote, read_token
 
@@ -45,19 +47,23 @@ STOPPED, MISTAKE, DIVERGED, INTERRUPTED = 75, 2, 3, 130
 MOST_REPEATS = 3
 """Faults in a row without a further complete step after which the job ends."""
 
-MOST_STARTS = 6
-"""Launches in a row that start no rank after which the job ends."""
+MOST_STARTS = 7
+"""Launches in a row that start no rank, or are refused, after which the job ends. The pauses
+between them last for 31 s, in which ranks of other nodes end and release the run directory."""
 
 LONGEST_PAUSE_S = 60.0
 """Longest pause before another start."""
 
 POLL_S = 0.1
+_REQUESTED = "another number of ranks was requested"
 _OUTPUT_S = 1.0
 _HANG_TIMEOUTS = 2
 _BUSY_SHARE = 0.01
 """Part of a core that a job which makes progress uses at least."""
 
-_CAUSE = re.compile(r"dptrain: (?!warning|data)(?:rank (\d+) of \d+: )?(.*)")
+_CAUSE = re.compile(r"dptrain: (?!warning: |compiling |decoding )(?:rank (\d+) of \d+: )?(.*)")
+"""A line of dptrain that is no notice, with the rank that it names."""
+
 _HOST = re.compile(r"process \d+ on (\S+?):? ")
 
 
@@ -109,17 +115,28 @@ class Fault:
 
 
 class Supervisor:
-    """Runs a job to its end."""
+    """Runs a job to its end.
 
-    def __init__(self, job: Job) -> None:
-        self.job = job
+    Args:
+        job: the job.
+        rehearsal: makes planned faults.
+    """
+
+    def __init__(self, job: Job, rehearsal: Rehearsal | None = None) -> None:
+        self.job, self._rehearsal = job, rehearsal or Rehearsal(())
         self.ranks, self.launcher = job.ranks, job.launcher
         self._incidents = _read(job.run_dir)
         self._num_before = len(self._incidents)
         self._open: Fault | None = None
         self._signal: signal.Signals | None = None
         self._num_signals = 0
+        self._requested: int | None = None
         self._began = time.time()
+
+    @property
+    def incidents(self) -> list[Incident]:
+        """The faults that this job has outlived."""
+        return self._incidents[self._num_before :]
 
     def run(self) -> int:
         """Start the ranks until training has ended; return the exit code."""
@@ -133,11 +150,15 @@ class Supervisor:
         last: Fault | None = None
         while True:
             code, fault = self._launch()
+            if code == STOPPED and self._requested is not None and self._signal is None:
+                self._resize()
+                continue
             if fault is None:
                 return code
-            starts = 0 if fault.has_started else starts + 1
+            has_trained = fault.has_started and fault.code != MISTAKE
+            starts = 0 if has_trained else starts + 1
             is_further = last is not None and (fault.step or 0) > (last.step or 0)
-            repeats = 1 if last is None or is_further or not fault.has_started else repeats + 1
+            repeats = 1 if last is None or is_further or not has_trained else repeats + 1
             last = fault
             reason = self._reason_to_end(fault, repeats, starts)
             if reason is not None:
@@ -146,7 +167,7 @@ class Supervisor:
             before = self.ranks
             self.launcher, fitting = within_allocation(self.job.launcher, self.job.ranks)
             # A launcher that starts no rank twice may have lost a slot.
-            self.ranks = min(fitting, before - (starts > 1))
+            self.ranks = min(fitting, before - (starts > 1 and not fault.has_started))
             if self.ranks < self.job.least_ranks:
                 _print(f"{_text(fault)}; {self.ranks} ranks are left, and --min-ranks is more")
                 return 1
@@ -155,11 +176,20 @@ class Supervisor:
             if self._signal is not None:
                 return STOPPED
 
+    def _resize(self) -> None:
+        """Continue with the number of ranks that a user requested."""
+        assert self._requested is not None
+        step = self._last_step(read_progress(self.job.run_dir))
+        fault = Fault(STOPPED, _REQUESTED, None, None, step, True, time.time())
+        before, self.ranks, self._requested = self.ranks, self._requested, None
+        self.job = replace(self.job, ranks=self.ranks)
+        self._begin_incident(fault, before)
+
     def _reason_to_end(self, fault: Fault, repeats: int, starts: int) -> str | None:
         """Return why the ranks are not started again; None if they are."""
-        restarts = len(self._incidents) - self._num_before
+        restarts = sum(each.cause != _REQUESTED for each in self.incidents)
         if starts >= MOST_STARTS:
-            return f"the launcher started no rank {starts} times in a row"
+            return f"no rank could train {starts} times in a row"
         if repeats >= MOST_REPEATS:
             return (
                 f"this is fault {repeats} in a row without a further step, so another start would "
@@ -190,8 +220,14 @@ class Supervisor:
             passed = 0
             while (code := child.wait(POLL_S)) is None:
                 ranks.refresh()
+                if self._rehearsal.left:
+                    self._rehearsal.act(ranks, self._last_step(read_progress(job.run_dir)))
                 progress = read_progress(job.run_dir)
                 self._end_incident(progress)
+                requested = None if progress is None else take_request(job.run_dir)
+                if requested is not None:
+                    self._requested = requested
+                    child.send(signal.SIGUSR1)
                 if self._num_signals > passed:
                     passed = self._num_signals
                     # Every launcher passes this one on to the ranks, which then stop in order.
@@ -212,12 +248,12 @@ class Supervisor:
         if code == 0 and (self.job.run_dir / SUMMARY).exists():
             self._end_incident(progress, is_over=True)
             return 0, None
+        is_first = not self.incidents
+        if code in (STOPPED, DIVERGED, INTERRUPTED) or (code == MISTAKE and is_first):
+            return code, None
         if self._signal is not None:
             early = self._signal == signal.SIGINT and not (self.job.run_dir / CONFIG).exists()
             return (INTERRUPTED if early else STOPPED), None
-        is_first = not self._incidents[self._num_before :]
-        if code in (STOPPED, DIVERGED, INTERRUPTED) or (code == MISTAKE and is_first):
-            return code, None
         rank, cause = lines.cause()
         host = _HOST.search(f"{cause} ")
         return code, Fault(
@@ -248,10 +284,9 @@ class Supervisor:
             Incident(time_text, fault.cause, fault.rank, fault.host, fault.step, before, self.ranks)
         )
         self._write()
-        number = len(self._incidents) - self._num_before
         _print(
             f"{_text(fault)}; starting {self.ranks} rank{'s' * (self.ranks > 1)} (restart "
-            f"{number} of at most {self.job.most_restarts})"
+            f"{len(self.incidents)} of at most {self.job.most_restarts})"
         )
 
     def _end_incident(self, progress: RunProgress | None, *, is_over: bool = False) -> None:
@@ -289,7 +324,7 @@ class Supervisor:
                     _print(f"the snapshot of step {step} is now a checkpoint in {run_dir}")
         forget_progress(run_dir)
         mpi_files.remove_unused(self._began)
-        line = summary_line(self._incidents[self._num_before :])
+        line = summary_line(self.incidents)
         if line:
             _print(line)
 
@@ -329,7 +364,7 @@ class _Lines:
     """
 
     def __init__(self, output: int) -> None:
-        self._lines: list[str] = []
+        self._lines: list[tuple[str | None, str]] = []
         self._thread = threading.Thread(target=self._read, args=(output,), daemon=True)
         self._thread.start()
 
@@ -342,20 +377,21 @@ class _Lines:
 
     def add(self, line: str) -> None:
         """Add a line that may state the cause."""
-        if _CAUSE.search(line):
-            self._lines.append(line)
+        found = _CAUSE.search(line)
+        if found is not None:
+            self._lines.append((found[1], found[2]))
 
     def wait(self, seconds: float) -> None:
         """Wait for the end of the output; a process that the launcher forgot may keep it open."""
         self._thread.join(seconds)
 
     def cause(self) -> tuple[int | None, str]:
-        """Return the rank and the cause of the first line that states one; None and "" without."""
-        for line in self._lines:
-            found = _CAUSE.search(line)
-            if found is not None:
-                return (None if found[1] is None else int(found[1])), found[2]
-        return None, ""
+        """Return the rank and the cause of the first line that names a rank, or of the first one.
+
+        Without any, they are None and "".
+        """
+        found = [(None if rank is None else int(rank), text) for rank, text in self._lines]
+        return next((each for each in found if each[0] is not None), (found or [(None, "")])[0])
 
 
 class _Hang:
@@ -401,6 +437,8 @@ def _read(run_dir: Path) -> list[Incident]:
 
 def _text(fault: Fault) -> str:
     """Return the fault in a few words, after the line with its cause."""
+    if fault.cause == _REQUESTED:
+        return _REQUESTED
     what = f"rank {fault.rank} ended" if fault.rank is not None else "the ranks ended"
     if not fault.has_started:
         what = f"no rank was started ({fault.cause})"

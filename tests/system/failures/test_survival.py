@@ -8,12 +8,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from dptrain.runs.incidents import read_incidents, read_progress
+from dptrain.training.persistence.snapshots import SnapshotFolder, read_token
 from tests.chaos import MPICH, OPEN_MPI, Launcher, find_ranks, send
 from tests.system.launch import environment, launch, wait_until_ended
 
@@ -63,7 +64,12 @@ class Job:
         self.wait_until(lambda: read_progress(self.run) is not None and len(self.ranks) == 2)
 
     def end(self) -> int:
-        return self.process.wait(LIMIT_S)
+        """Return the exit code; nothing of the job is left in memory."""
+        code = self.process.wait(LIMIT_S)
+        token = read_token(self.run)
+        assert token is not None
+        assert SnapshotFolder.find(token) == []
+        return code
 
 
 @pytest.fixture(scope="module")
@@ -73,18 +79,6 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     job = Job(folder)
     assert job.end() == 0, job.log.read_text()
     return last_state(job.run)
-
-
-@pytest.fixture(autouse=True)
-def memory() -> Iterator[None]:
-    """No snapshot of these tests is left in /dev/shm."""
-    before = snapshots()
-    yield
-    assert snapshots() <= before
-
-
-def snapshots() -> set[str]:
-    return {path.name for path in Path("/dev/shm").glob("dptrain-snapshots-*")}
 
 
 def last_state(run: Path) -> bytes:
@@ -171,3 +165,36 @@ def test_it_is_not_started_by_mpirun(tmp_path: Path) -> None:
     done = launch("train", "--survive", ranks=2, cwd=tmp_path)
     assert done.returncode == 2
     assert "use: dptrain train --survive -n 2, without mpirun or srun" in done.stderr
+
+
+@pytest.mark.more
+def test_a_rehearsal_shows_what_planned_faults_cost(tmp_path: Path) -> None:
+    words = [word for word in TRAINING[1:] if word != "--survive"]
+    planned = ("--kill", "1@9", "--kill", "0@21", "--kill", "1@100000")
+    done = launch("rehearse", *words, *planned, "--run-dir", "run", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "kill 1@100000: training ended before this fault" in done.stdout
+    first, second = read_incidents(tmp_path / "run")
+    assert first.rank == 1
+    assert second.rank == 0
+    assert first.step is not None
+    assert second.step is not None
+    assert 9 <= first.step < second.step
+    again = launch("rehearse", *words, *planned, "--run-dir", "run", cwd=tmp_path)
+    assert again.returncode == 2
+    assert "run has a run; choose another --run-dir for a rehearsal" in again.stderr
+
+
+@pytest.mark.more
+def test_a_run_grows_without_other_bits(tmp_path: Path, expected: bytes) -> None:
+    job = Job(tmp_path, MPICH, "-n", "1")
+    job.wait_until(lambda: read_progress(job.run) is not None)
+    refused = launch("resize", "run", "--ranks", "3", cwd=tmp_path)
+    assert refused.returncode == 2
+    assert "the run in run has 2 micro-shards" in refused.stderr
+    done = launch("resize", "run", "--ranks", "2", cwd=tmp_path)
+    assert job.end() == 0, job.log.read_text()
+    assert last_state(job.run) == expected
+    if done.returncode == 0:  # Otherwise training had ended before.
+        (incident,) = read_incidents(job.run)
+        assert (incident.ranks, incident.ranks_after, incident.steps_lost) == (1, 2, 0)

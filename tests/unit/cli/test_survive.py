@@ -9,6 +9,13 @@ import pytest
 
 from dptrain.cli.main import run
 
+LAUNCHER = """\
+#!/bin/sh
+printf '%s\\n' "$@" >"$0.words"
+case "$*" in *"print('here')"*) echo here ;; *--version) echo 1 ;; *) exit 2 ;; esac
+"""
+"""A launcher that records its command line, and fails as a mistake does."""
+
 
 @pytest.mark.parametrize(
     ("flags", "message"),
@@ -19,6 +26,7 @@ from dptrain.cli.main import run
         (("--survive", "-n", "2", "--min-ranks", "3"), "--min-ranks is 3, but --ranks is 2"),
         (("--survive", "-n", "2", "--resume", "nothing"), "nothing is not a run directory"),
         (("--survive", "-n", "2", "--launcher", "nothing"), "--launcher nothing: no such program"),
+        (("--survive", "-n", "2", "--launcher", "false"), "starts no rank: it printed nothing"),
         (("--survive", "--snapshot-mib", "0"), "expected a whole number of at least 1"),
     ],
 )
@@ -39,11 +47,8 @@ def test_mistakes_are_found_before_ranks_start(
 def test_ranks_receive_the_flags_of_the_user(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The launcher is a program that records its command line, and fails as a mistake does."""
     launcher = tmp_path / "launcher"
-    launcher.write_text(
-        '#!/bin/sh\nprintf "%s\\n" "$@" >"$0.words"\n[ "$1" != --version ] && exit 2\n'
-    )
+    launcher.write_text(LAUNCHER)
     launcher.chmod(0o755)
     monkeypatch.chdir(tmp_path)
     given = ("--network", "mlp-5", "--nesterov", "--optimizer", "sgd", "--seed", "5")

@@ -13,10 +13,13 @@ from typing import Any
 
 import pytest
 
+from dptrain.errors import UserError
 from dptrain.runs.incidents import read_incidents
+from dptrain.runs.resizing import request_ranks, take_request
 from dptrain.scaling.launching import Launcher
 from dptrain.survival import supervisor
 from dptrain.survival.nodes import within_allocation
+from dptrain.survival.rehearsal import PlannedFault, parse_fault
 from dptrain.survival.supervisor import Job, Supervisor
 
 KILLED = "dptrain: rank 1 of 2: its process 7 on node3 was killed or exited in the middle"
@@ -71,15 +74,16 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_killed_rank_is_started_again_and_recorded(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    killed = {"step": 8, "says": KILLED, "code": 9}
+    notice = "dptrain: compiling kernels; the first run takes longer\n"
+    killed = {"step": 8, "says": notice + KILLED, "code": 9}
     assert Supervisor(job(tmp_path, killed, {"step": 9, "code": 0})).run() == 0
     assert ranks_of(tmp_path) == [4, 4]
     (found,) = read_incidents(tmp_path / "run")
     assert (found.rank, found.host, found.step, found.ranks_after) == (1, "node3", 8, 4)
     assert (found.steps_lost, found.seconds_lost) == (2, 1.5)
     printed = capfd.readouterr().err.splitlines()
-    assert printed[0] == KILLED
-    assert "rank 1 ended after step 8; starting 4 ranks (restart 1 of at most 20)" in printed[1]
+    assert printed[1] == KILLED
+    assert "rank 1 ended after step 8; starting 4 ranks (restart 1 of at most 20)" in printed[2]
     assert printed[-1] == "dptrain: 1 restart after a fault cost 2 steps and 1.5 s"
 
 
@@ -120,6 +124,14 @@ def test_a_launcher_that_starts_no_rank_gets_fewer(tmp_path: Path) -> None:
     refuses = {"says": "mpirun: not enough slots", "code": 213}
     assert Supervisor(job(tmp_path, refuses, refuses, refuses, {"code": 0})).run() == 0
     assert ranks_of(tmp_path) == [4, 4, 3, 2]
+
+
+def test_a_run_directory_that_is_not_released_is_waited_for(tmp_path: Path) -> None:
+    """Code 2 after a restart: ranks on another node have not ended."""
+    held = {"says": "dptrain: process 3 on node2 is training in run directory run", "code": 2}
+    plan = [{"step": 3, "says": KILLED, "code": 9}, held, held, held, {"step": 5, "code": 0}]
+    assert Supervisor(job(tmp_path, *plan)).run() == 0
+    assert ranks_of(tmp_path) == [4] * 5
 
 
 def test_the_smallest_number_of_ranks_is_kept(
@@ -174,3 +186,45 @@ def test_slurm_names_the_nodes_that_are_left(
     assert within_allocation(srun, 6, {}) == (srun, 6)
     (tmp_path / "sinfo").write_text("#!/bin/sh\nexit 1\n")
     assert within_allocation(srun, 6, job) == (srun, 6)
+
+
+def test_planned_faults_name_a_rank_and_a_step() -> None:
+    assert parse_fault("2@100", signal.SIGSTOP, 3) == PlannedFault(signal.SIGSTOP, 2, 100)
+    for text in ("2", "2@", "@1", "a@1", "-1@2", "1@1e9"):
+        with pytest.raises(UserError, match="expected RANK@STEP, such as 1@100"):
+            parse_fault(text, signal.SIGKILL, 3)
+    with pytest.raises(UserError, match="--kill is 3@5, but the ranks are 0 to 2"):
+        parse_fault("3@5", signal.SIGKILL, 3)
+
+
+def test_a_user_changes_the_number_of_ranks(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The launcher stops on SIGUSR1 as ranks do, with code 75."""
+    waits = {"step": 3, "sleeps": 60, "code": 0}
+    made = job(tmp_path, waits, {"step": 5, "code": 0}, most_restarts=0)
+    handler = "import signal; signal.signal(signal.SIGUSR1, lambda *_: sys.exit(75))"
+    (tmp_path / "launcher.py").write_text(PROGRAM.replace("folder =", f"{handler}\nfolder =", 1))
+
+    def ask() -> None:
+        while not (tmp_path / "run" / ".progress").exists():
+            time.sleep(0.01)
+        request_ranks(tmp_path / "run", 7)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    assert Supervisor(made).run() == 0
+    thread.join()
+    assert ranks_of(tmp_path) == [4, 7]
+    (found,) = read_incidents(tmp_path / "run")
+    assert (found.ranks, found.ranks_after) == (4, 7)
+    assert "another number of ranks was requested; starting 7 ranks" in capfd.readouterr().err
+
+
+def test_a_request_that_nobody_takes_is_withdrawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dptrain.runs.resizing._TAKEN_S", 0.1)
+    with pytest.raises(UserError, match="so its number of ranks cannot change"):
+        request_ranks(tmp_path, 3)
+    assert take_request(tmp_path) is None

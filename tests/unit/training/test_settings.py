@@ -48,6 +48,7 @@ SAMPLES: dict[str, tuple[Any, Any]] = {
     "balance": ("3,1", "measured"),
     "best_by": ("loss", "accuracy"),
     "share_gpus": (True, False),
+    "snapshots": (True, False),
     "freeze": ("conv1", "dense2,*.bias"),
     "rate_factor": ("conv1=0.5", "*=2"),
     "tensorboard": (True, False),
