@@ -38,6 +38,7 @@ from dptrain.network import (
     SigmoidBinaryCrossEntropy,
     StochasticDepth,
     SumPool2d,
+    Uniform,
     initial_parameters,
     transposed_convolution,
 )
@@ -300,6 +301,7 @@ def test_initial_values_have_the_stated_deviation() -> None:
         (8, 16, 16),
         [
             Conv2d(64, 3, bias_init=Constant(0.1)),
+            Conv2d(9, 3, weight_init=Uniform(2.0)),
             *(Flatten(), Dense(10, weight_init=Normal(0.04))),
         ],
         MeanSquaredError(),
@@ -307,11 +309,13 @@ def test_initial_values_have_the_stated_deviation() -> None:
     values = initial_parameters(network, 0)
     for name, deviation in (
         ("conv1.weight", math.sqrt(2.0 / (8 * 9))),
+        ("conv2.weight", 2.0 / math.sqrt(3 * 64 * 9)),
         ("dense1.weight", 0.04),
     ):
         error = deviation / math.sqrt(2 * values[name].size)
         assert abs(values[name].std() - deviation) < 5.0 * error
         assert abs(values[name].mean()) < 5.0 * deviation / math.sqrt(values[name].size)
+    assert 0.99 < np.abs(values["conv2.weight"]).max() / (2.0 / math.sqrt(64 * 9)) <= 1.0
     assert (values["conv1.bias"] == 0.1).all()
     assert (values["dense1.bias"] == 0.0).all()
 
