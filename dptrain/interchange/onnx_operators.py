@@ -128,13 +128,13 @@ def _conv(graph: ReadGraph, node: onnx.NodeProto) -> Match:
         values = _as_row(values)
     if weight.ndim != 4:
         raise UserError(f"its weight has {weight.ndim} axes; expected 4 (K, C, R, S)")
-    _refuse_dilations(values)
     filters, window = len(weight), (weight.shape[2], weight.shape[3])
     settings: dict[str, Any] = {
         "filters": filters,
         "kernel": _plain(window),
         "groups": values.get("group", 1),
         "stride": _plain(values.get("strides", (1, 1))),
+        "dilation": _plain(values.get("dilations", (1, 1))),
         "bias": "bias" in arrays,
     }
 
@@ -150,7 +150,7 @@ def _as_row(values: Mapping[str, Any]) -> dict[str, Any]:
     if "pads" in found:
         left, right = found["pads"]
         found["pads"] = [0, left, 0, right]
-    return found | {"strides": (1, *found.get("strides", (1,)))}
+    return found | {name: (1, *found.get(name, (1,))) for name in ("strides", "dilations")}
 
 
 def _refuse_dilations(values: Mapping[str, Any]) -> None:

@@ -126,10 +126,8 @@ def read_transposed_convolution(graph: ReadGraph, node: onnx.NodeProto) -> Match
     for name in ("auto_pad", "output_shape"):
         if values.get(name, "NOTSET") != "NOTSET":
             raise UserError(f"it has {name}; expected pads and output_padding")
-    if any(value != 1 for value in values.get("dilations", ())):
-        raise UserError(f"dilations are {list(values['dilations'])}; expected 1")
     channels, filters, height, width = weight.shape
-    stride = _single(values.get("strides", (1, 1)))
+    stride, dilation = (_single(values.get(key, (1, 1))) for key in ("strides", "dilations"))
     top, left, bottom, right = values.get("pads", (0, 0, 0, 0))
     extra_rows, extra_columns = values.get("output_padding", (0, 0))
     padding = top, bottom - extra_rows, left, right - extra_columns
@@ -141,7 +139,7 @@ def read_transposed_convolution(graph: ReadGraph, node: onnx.NodeProto) -> Match
     arrays["weight"] = turned.reshape(groups * filters, channels // groups, height, width)
     layers = transposed_convolution(
         groups * filters, _single((height, width)), stride, padding, groups=groups,
-        bias="bias" in arrays,
+        bias="bias" in arrays, dilation=dilation,
     )  # fmt: skip
     return Match((node.input[0],), always(*layers), arrays, graph.source(names[0]))
 
