@@ -56,7 +56,8 @@ def _load_group(x, shape, n, group, geo, padded):
     """Copy the channels of a group of sample n to the padded map, and return their number."""
     _, height, width, channels = shape
     count, pitch = min(geo.channels, channels - group * geo.channels), geo.channels
-    left, right = max(0, geo.left), min(geo.width, geo.left + width)
+    left = min(max(0, geo.left), geo.width)
+    right = max(left, min(geo.width, geo.left + width))
     for i in range(geo.height):
         row, at = i - geo.above, i * geo.width * pitch
         if row < 0 or row >= height:
@@ -66,7 +67,7 @@ def _load_group(x, shape, n, group, geo, padded):
         source = ((n * height + row) * width - geo.left) * channels + group * geo.channels
         for j in range(left, right):
             copy(x, source + j * channels, padded, at + j * pitch, count)
-        padded[at + max(right, 0) * pitch : at + geo.width * pitch] = 0.0
+        padded[at + right * pitch : at + geo.width * pitch] = 0.0
     return count
 
 

@@ -116,7 +116,8 @@ class GroupedConvolution(Convolution):
             transpose_filters, source, order, self.layer.groups, target,
             grain=grain_of(target[0].size),
         )  # fmt: skip
-        transpose.set_items(elements)
+        # Maps that are smaller than the filters do not meet all of their elements.
+        transpose.set_items(len(order))
         product = self._product(Phase.BACKWARD_INPUT, "dy", flat, zeros, "dx", NO_LOWER_BOUND)
         return joined(StageKernel((transpose,), lambda context: None), product)
 
