@@ -4,4 +4,5 @@ from __future__ import annotations
 
 CONFIG, NETWORK = "config.toml", "network.toml"
 SPECIFICATION, ENVIRONMENT, SUMMARY, SPANS = "spec.json", "env.json", "summary.json", "spans.json"
+INCIDENTS = "incidents.json"
 LOCK = ".lock"

@@ -18,7 +18,8 @@ COLUMNS = (
 """Columns of the list of runs; those without a value are left out."""
 
 TEXT = {
-    "run", "started", "state", "resumed_after", "tags", "note", "network", "data", "backend",
+    "run", "started", "state", "resumed_after", "incidents", "tags", "note", "network", "data",
+    "backend",
     "precision", "optimizer", "schedule", "strategy", "transport", "version", "commit", "digest",
     "data_digest", "host", "cpu", "weights", "step_at", "batch_norm",
 }  # fmt: skip
@@ -43,11 +44,15 @@ def runs_table(records: Sequence[Record], columns: Sequence[str] = ()) -> Table:
 
 
 def resume_lines(records: Sequence[Record]) -> list[str]:
-    """Return a line for each run that was resumed: after which steps, and what changed then."""
+    """Return a line for each run that was resumed: after which steps, and what changed then.
+
+    If faults were the reason, it states what they have cost.
+    """
     return [
         f"{record['run']} was resumed {record['resumed']}"
+        + (f"; {record['incidents']}" if record["incidents"] else "")
         for record in records
-        if record["resumed"]
+        if record["resumed"] or record["incidents"]
     ]
 
 

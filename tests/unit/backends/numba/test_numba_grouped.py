@@ -55,7 +55,7 @@ def network(seed: int) -> Network:
     window = rng.randint(1, 7), rng.randint(1, 7)
     convolution = Conv2d(
         groups * filters, window, stride=(rng.randint(1, 3), rng.randint(1, 3)), padding="same",
-        groups=groups, bias=rng.random() < 0.5,
+        groups=groups, bias=rng.random() < 0.5, dilation=(rng.randint(1, 2), rng.randint(1, 3)),
     )  # fmt: skip
     size = rng.randint(1, 15), rng.randint(1, 15)
     first = Conv2d(groups * channels, 1)
