@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import csv
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.performance.tables import TABLES
+from benchmarks.performance.tables import TABLES, pivot
 from benchmarks.report import Report
 from benchmarks.tables import markdown
 
@@ -37,6 +38,8 @@ def page(template: str | None = None) -> str:
 
 
 def _table(kind: str, names: Sequence[str]) -> str:
+    if kind == "classifiers":
+        return _classifiers([RESULTS / f"{name}.csv" for name in names])
     reports = [_read(name) for name in names]
     head, rows = TABLES[kind](reports)
     links: dict[str, list[str]] = {}
@@ -46,6 +49,33 @@ def _table(kind: str, names: Sequence[str]) -> str:
     sources = [(shown, "<br>".join(found)) for shown, found in links.items()]
     shown = markdown(("measured on", "runs"), sources, of_text=True)
     return f"{markdown(head, rows)}\n\n{shown}"
+
+
+def _classifiers(paths: Sequence[Path]) -> str:
+    """Return the ratios that `benchmarks.zoo.steps` measured, the smallest first.
+
+    A later row replaces an earlier one of the same case.
+    """
+    ratios: dict[str, float] = {}
+    cells, measured = dict[tuple[Hashable, Hashable], str](), dict[tuple[str, str], set[str]]()
+    for path in paths:
+        with path.open(newline="", encoding="utf-8") as file:
+            for row in csv.DictReader(file):
+                name, ratio = "{network} ({library}), {size}²".format_map(row), float(row["ratio"])
+                where = (
+                    "GPU" if row["backend"] in ("cuda", "cudnn") else f"{row['threads']} threads"
+                )
+                column = f"{where}, {row['precision']}, batch {row['batch']}"
+                cells[name, column] = f"{ratio:.2f}<br>{float(row['samples/s']):,.4g}/s"
+                ratios[name] = min(ratio, ratios.get(name, ratio))
+                day = row["date"].partition("T")[0]
+                measured.setdefault((row["machine"], row["versions"]), set()).add(day)
+    ordered = sorted(cells, key=lambda cell: ratios[str(cell[0])])
+    head, lines = pivot("classifier", {cell: cells[cell] for cell in ordered})
+    conditions = [(f"{machine}, {versions}", ", ".join(sorted(days)))
+                  for (machine, versions), days in measured.items()]  # fmt: skip
+    shown = markdown(("measured on", "dates"), conditions, of_text=True)
+    return f"{markdown(head, lines)}\n\n{shown}"
 
 
 def _read(name: str) -> Report:

@@ -123,9 +123,16 @@ def interpreted(dispatcher: Any, arguments: int) -> Callable[..., int]:
     return call
 
 
-def inlined(function: Callable[..., Any]) -> Any:
-    """Make `function` callable from kernels; it is compiled as part of each."""
+def inlined(function: Callable[..., Any], *, always: bool = False) -> Any:
+    """Make `function` callable from kernels; it is compiled as part of each.
+
+    Args:
+        function: the function.
+        always: whether LLVM must replace each call by the code, however long it is. A loop with a
+            call is not vectorised.
+    """
     return numba.njit(
+        forceinline=always,
         error_model="numpy",
         fastmath={"contract"},
         # It is never called from Python, so two wrappers need not be compiled.

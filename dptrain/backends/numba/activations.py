@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from dptrain.backends.numba import vector_functions
 from dptrain.native.jit import Kernel
 from dptrain.network.expression_code import Language, without_extrema, write
 from dptrain.network.expressions import NORMAL_DENSITY, SQRT_HALF, Expression, nodes, parse
@@ -39,8 +40,20 @@ _SINGLE = Language(_TEMPLATES, lambda value: f"np.float32({value!r})", "{0} = {1
 DOUBLE = Language(_TEMPLATES, repr, "{0} = {1}")
 """Code in float64; it contains the names ONE, ZERO, math and np."""
 
-_IN_DOUBLE = {"erf", "normal_cdf", "normal_pdf"}
-"""Functions that are computed in float64, for which there is a complementary error function."""
+_VECTORISED = ("exp", "expm1", "normal_cdf", "sigmoid", "softplus", "tanh")
+_VECTORS = Language(
+    {
+        **_TEMPLATES,
+        **{name: f"functions.{name}({{0}})" for name in _VECTORISED},
+        "normal_pdf": f"({NORMAL_DENSITY!r} * functions.exp(-0.5 * {{0}} * {{0}}))",
+    },
+    repr,
+    "{0} = {1}",
+)
+"""Code in float64 with `vector_functions`; it contains the names functions, math and np."""
+
+_IN_DOUBLE = {"erf", "normal_pdf", *_VECTORISED}
+"""Functions that are computed in float64."""
 
 
 @functools.cache
@@ -77,7 +90,8 @@ def _kernel(
 ) -> Kernel:
     kind = name.rpartition("_")[0]
     text = _source(name, expression, inputs, result)
-    namespace: dict[str, Any] = {"np": np, "math": math, "__name__": __name__}
+    modules = {"np": np, "math": math, "functions": vector_functions}
+    namespace: dict[str, Any] = {**modules, "__name__": __name__}
     # The text consists of the templates above, finite numbers and the names in `inputs`.
     exec(compile(text, f"{kind}.py", "exec"), namespace)
     return Kernel(namespace[name], text, (maker, kind, str(expression), *arguments))
@@ -86,14 +100,13 @@ def _kernel(
 def _source(name: str, expression: Expression, inputs: tuple[str, ...], result: str) -> str:
     """Return the Python source of a kernel."""
     is_wide = any(node.operator in _IN_DOUBLE for node in nodes(expression))
-    code = write(without_extrema(expression), DOUBLE if is_wide else _SINGLE)
+    code = write(without_extrema(expression), _VECTORS if is_wide else _SINGLE)
     number = "float64" if is_wide else "float32"
     arrays = [f"{each}_array" for each in (*inputs, result)]
     loads = [f"{each} = np.{number}({each}_array[i])" for each in inputs]
     body = [*loads, *code.statements, f"{result}_array[i] = {code.result}"]
     lines = [
         f"def {name}(items, {', '.join(arrays)}):",
-        f"    ONE, ZERO = np.{number}(1.0), np.{number}(0.0)",
         "    for i in range(np.uintp(items.start), np.uintp(items.stop)):",
         *(f"        {line}" for line in body),
     ]

@@ -7,6 +7,7 @@ import random
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from dptrain.network.derivatives import derivative, times
 from dptrain.network.elementwise import DY, Activation
 from dptrain.network.expressions import Expression, apply, constant, evaluate, variable
 from dptrain.network.own_functions import activation
+from tests.unit.backends.numba.test_numba_functions import FUNCTIONS
 from tests.unit.backends.selection import QUICK_VARIANTS, marked
 from tests.unit.cuda.launching import BF16
 
@@ -81,16 +83,21 @@ def close_to_exact(found: Any, tree: Expression, points: NDArray[Any]) -> None:
 
 
 def test_numba_kernels_of_generated_expressions() -> None:
-    """The Python functions that Numba compiles, run by the interpreter."""
-    items = Items(0, len(POINTS), 0)
+    """The Python functions that Numba compiles, run by the interpreter.
+
+    Those that they call exist in compiled code only.
+    """
+    items, exact = Items(0, len(POINTS), 0), SimpleNamespace(**FUNCTIONS)
     for tree in expressions(1):
         results = np.zeros(len(POINTS), np.float32)
         kernel = numba_activations.forward("generated", str(tree))
+        kernel.py_func.__globals__["functions"] = exact
         kernel.py_func(items, POINTS, results)
         close_to_exact(results, tree, POINTS)
         gradient = times(DY, derivative(tree), first=True)
         kernel = numba_activations.backward("generated", str(gradient), "x")
         dy = np.full(len(POINTS), 1.5, np.float32)
+        kernel.py_func.__globals__["functions"] = exact
         kernel.py_func(items, dy, POINTS, results)
         close_to_exact(results, gradient, POINTS)
 

@@ -1,10 +1,13 @@
-"""Grouped and depthwise convolution, with loops over the channels of a pixel.
+"""Grouped and depthwise convolution: products of the padded map of each group.
 
-Arrays are those of `direct_convolution`; the weights are (R, S, C / groups, K). Items are rows of
-the result: of y, of dx, and of the filters (r, s) for each row of partial sums.
+Arrays are those of `direct_convolution`; the weights are (R, S, C / groups, K). An item copies the
+channels of a group of a sample next to each other, with zeros around them (`_load_group`). Then
+one table of offsets describes the patches of all pixels, also at the borders, and the products of
+`microkernels` compute the group. In a depthwise convolution, a block of channels takes the role of
+a group, and each channel is multiplied with its own filter (`multiply_diagonal`).
 
-In a depthwise convolution with one filter for each channel, the loop over channels is the inner
-one. Otherwise it is the loop over the filters, or over the channels, of a group.
+The input gradient is the same product: of dy with the transposed weights. With strides there is one
+*phase* for each remainder of a row and a column, each with some of the filters' elements.
 """
 
 from __future__ import annotations
@@ -12,163 +15,162 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
+from dptrain.backends.numba.convolution.microkernels import (
+    NO_LOWER_BOUND,
+    multiply,
+    multiply_diagonal,
+)
+from dptrain.backends.numba.vector import copy
 from dptrain.native.jit import inlined, kernel
 
 
 class GroupedGeometry(NamedTuple):
-    """Padding, strides and dilations of a grouped convolution."""
+    """Sizes and tables of the products of a group.
 
-    pad_top: int
-    pad_left: int
-    stride_v: int
-    stride_h: int
-    dilation_v: int
-    dilation_h: int
-    groups: int
-
-
-@inlined
-def _span(pad, stride, tap, size, out):
-    """Return the first position of the output, and the end, at which a tap is inside the map.
-
-    `tap` is the distance of the tap from the first one of the filter.
+    Attributes:
+        above, left: rows and columns of the padded map before the first ones of the operand.
+        height, width: of the padded map.
+        channels, filters: of a group of the operand and of the result, or of a block of channels.
+        groups: number of groups or blocks.
+        depthwise: 1 if each channel has its own filter, and otherwise 0.
+        phases: int64 (phases, 13), see `grouped_planning.phase_row`.
+        tables: int32, offsets of pixels, of elements of the filters, and of results.
     """
-    first = max(0, -((tap - pad) // stride)) if tap < pad else 0
-    last = (size - 1 + pad - tap) // stride + 1 if size - 1 + pad >= tap else 0
-    return first, max(first, min(out, last))
+
+    above: int
+    left: int
+    height: int
+    width: int
+    channels: int
+    filters: int
+    groups: int
+    depthwise: int
+    phases: NDArray[np.int64]
+    tables: NDArray[np.int32]
 
 
 @inlined
-def _add_forward(x, w, y, group, filters):
-    """Add the products of a pixel x (C,) with a tap w (C / groups, K) to y (K,)."""
-    if group == 1 and filters == 1:
-        for k in range(np.uintp(len(y))):
-            y[k] += x[k] * w[0, k]
-        return
-    for g in range(len(y) // filters):
-        result = y[g * filters : (g + 1) * filters]
-        for c in range(group):
-            value = x[g * group + c]
-            taps = w[c, g * filters : (g + 1) * filters]
-            for k in range(np.uintp(filters)):
-                result[k] += value * taps[k]
-
-
-@inlined
-def _add_backward_input(dy, w, dx, group, filters):
-    """Add the products of a pixel dy (K,) with a tap w (C / groups, K) to dx (C,)."""
-    if group == 1 and filters == 1:
-        for k in range(np.uintp(len(dy))):
-            dx[k] += dy[k] * w[0, k]
-        return
-    for g in range(len(dy) // filters):
-        for c in range(group):
-            total = np.float32(0.0)
-            for k in range(g * filters, (g + 1) * filters):
-                total += dy[k] * w[c, k]
-            dx[g * group + c] += total
-
-
-@inlined
-def _add_backward_weight(x, dy, dw, group, filters):
-    """Add the products of pixels x (C,) and dy (K,) to a tap dw (C / groups, K)."""
-    if group == 1 and filters == 1:
-        row = dw[0]
-        for k in range(np.uintp(len(dy))):
-            row[k] += x[k] * dy[k]
-        return
-    for g in range(len(dy) // filters):
-        gradient = dy[g * filters : (g + 1) * filters]
-        for c in range(group):
-            value = x[g * group + c]
-            row = dw[c, g * filters : (g + 1) * filters]
-            for k in range(np.uintp(filters)):
-                row[k] += value * gradient[k]
+def _load_group(x, shape, n, group, geo, padded):
+    """Copy the channels of a group of sample n to the padded map, and return their number."""
+    _, height, width, channels = shape
+    count, pitch = min(geo.channels, channels - group * geo.channels), geo.channels
+    left = min(max(0, geo.left), geo.width)
+    right = max(left, min(geo.width, geo.left + width))
+    for i in range(geo.height):
+        row, at = i - geo.above, i * geo.width * pitch
+        if row < 0 or row >= height:
+            padded[at : at + geo.width * pitch] = 0.0
+            continue
+        padded[at : at + left * pitch] = 0.0
+        source = ((n * height + row) * width - geo.left) * channels + group * geo.channels
+        for j in range(left, right):
+            copy(x, source + j * channels, padded, at + j * pitch, count)
+        padded[at + right * pitch : at + geo.width * pitch] = 0.0
+    return count
 
 
 @kernel
-def grouped_forward(items, x, w, b, y, geo, relu):
-    """Compute y; items are rows of y."""
-    _, height, width, channels = x.shape
-    _, h_out, w_out, k = y.shape
-    group, filters = channels // geo.groups, k // geo.groups
+def grouped_product(items, x, w, b, y, geo, adds, lower_bound, scratch):
+    """Compute y, or add it if `adds`; items are groups of samples.
+
+    Args:
+        x: (N, H, W, C), the operand: x, or dy for the input gradient.
+        w: flat (elements of the filters, C / groups, K).
+        b: (K,), the bias or zeros.
+        y: (N, Ho, Wo, K), the result.
+    """
+    padded, x_flat, y_flat, k = scratch[items.thread], x.reshape(-1), y.reshape(-1), y.shape[3]
+    sample, tables = y.shape[1] * y.shape[2] * k, geo.tables
     for item in range(items.start, items.stop):
-        n, i = item // h_out, item % h_out
-        for j in range(w_out):
-            result = y[n, i, j]
-            for q in range(np.uintp(k)):
-                result[q] = b[q]
-        for r in range(w.shape[0]):
-            row = i * geo.stride_v + r * geo.dilation_v - geo.pad_top
-            if row < 0 or row >= height:
-                continue
-            for s in range(w.shape[1]):
-                offset = s * geo.dilation_h
-                first, last = _span(geo.pad_left, geo.stride_h, offset, width, w_out)
-                for j in range(first, last):
-                    column = j * geo.stride_h + offset - geo.pad_left
-                    _add_forward(x[n, row, column], w[r, s], y[n, i, j], group, filters)
-        if relu:
-            for j in range(w_out):
-                result = y[n, i, j]
-                for q in range(np.uintp(k)):
-                    result[q] = np.float32(0.0) if result[q] <= 0.0 else result[q]
+        n, group = item // geo.groups, item % geo.groups
+        _load_group(x_flat, x.shape, n, group, geo, padded)
+        first = group * geo.filters
+        columns = min(geo.filters, k - first)
+        for phase in geo.phases:
+            lines, chunk, pixels, steps, a, a_chunk, c, c_chunk, row, patches, taps, results = (
+                phase[0], phase[1], phase[2], phase[3], phase[4], phase[5], phase[6], phase[7],
+                phase[8], phase[9], phase[10], phase[11],
+            )  # fmt: skip
+            for line in range(0, lines, chunk):
+                start = n * sample + c + line // chunk * c_chunk + first
+                d, d_start, d_row = b, first, 0
+                if adds:
+                    d, d_start, d_row = y_flat, start, 1
+                shape = min(chunk, lines - line) * pixels, steps, columns
+                operand, filters = (padded, a + line // chunk * a_chunk), (w, row * k + first, k)
+                addend, result = (d, d_start, d_row), (y_flat, start)
+                offsets, elements = (tables, patches, 1), (tables, taps, 1)
+                places = tables, results, 1
+                if geo.depthwise:
+                    multiply_diagonal(
+                        operand, offsets, elements, filters, addend, result, places, shape,
+                        lower_bound,
+                    )  # fmt: skip
+                else:
+                    multiply(
+                        operand, offsets, elements, filters, addend, result, places, shape,
+                        lower_bound,
+                    )  # fmt: skip
 
 
 @kernel
-def grouped_backward_input(items, dy, w, dx, geo, adds):
-    """Compute dx, or add it if `adds`; items are rows of dx."""
-    _, height, width, channels = dx.shape
-    _, h_out, w_out, k = dy.shape
-    group, filters = channels // geo.groups, k // geo.groups
-    for item in range(items.start, items.stop):
-        n, h = item // height, item % height
-        if not adds:
-            dx[n, h] = 0.0
-        for r in range(w.shape[0]):
-            above = h + geo.pad_top - r * geo.dilation_v
-            i = above // geo.stride_v
-            if above < 0 or above % geo.stride_v or i >= h_out:
-                continue
-            for s in range(w.shape[1]):
-                offset = s * geo.dilation_h
-                first, last = _span(geo.pad_left, geo.stride_h, offset, width, w_out)
-                for j in range(first, last):
-                    column = j * geo.stride_h + offset - geo.pad_left
-                    _add_backward_input(dy[n, i, j], w[r, s], dx[n, h, column], group, filters)
+def transpose_filters(items, w, order, groups, target):
+    """Write (elements, K / groups, C) of w (elements, C / groups, K); items are elements.
+
+    Element e of the result is element order[e] of w.
+    """
+    group, filters = w.shape[1], w.shape[2] // groups
+    for e in range(items.start, items.stop):
+        source, result = w[order[e]], target[e]
+        for k in range(filters):
+            for g in range(groups):
+                for c in range(group):
+                    result[k, g * group + c] = source[c, g * filters + k]
 
 
 @kernel
-def grouped_backward_weight(items, x, dy, partial, bounds, shape, geo):
-    """Compute dw and db of the samples of each row of partial; items are taps (r, s) of each row.
+def grouped_backward_weight(items, x, dy, partial, bounds, geo, has_bias, scratch):
+    """Compute dw and db of the samples of each row of partial; items are groups of each row.
 
     Args:
         partial: (rows, R·S·C/groups·K + K); row i is of samples bounds[i] to bounds[i + 1].
-        shape: (R, S, C / groups, K).
+        has_bias: whether db is computed.
     """
-    _, height, width, _ = x.shape
-    _, h_out, w_out, k = dy.shape
-    window_r, window_s, group, _ = shape
-    taps, filters = window_r * window_s, k // geo.groups
+    padded, x_flat, dy_flat = scratch[items.thread], x.reshape(-1), dy.reshape(-1)
+    k, phase, tables = dy.shape[3], geo.phases[0], geo.tables
+    lines, chunk, pixels, rows, a_chunk = phase[0], phase[1], phase[2], phase[3], phase[5]
     for item in range(items.start, items.stop):
-        index, tap = item // taps, item % taps
-        below, offset = tap // window_s * geo.dilation_v, tap % window_s * geo.dilation_h
-        sums = partial[index, tap * group * k : (tap + 1) * group * k]
-        sums[:] = 0.0
-        dw, db = sums.reshape(group, k), partial[index, taps * group * k :]
-        first, last = _span(geo.pad_left, geo.stride_h, offset, width, w_out)
-        if tap == 0:
-            db[:] = 0.0
+        index, group = item // geo.groups, item % geo.groups
+        sums, first = partial[index], group * geo.filters
+        columns, d_row = min(geo.filters, k - first), -1
+        if bounds[index] == bounds[index + 1]:
+            for row in range(rows):
+                sums[row * k + first : row * k + first + columns] = 0.0
         for n in range(bounds[index], bounds[index + 1]):
-            for i in range(h_out):
-                row = i * geo.stride_v + below - geo.pad_top
-                if 0 <= row < height:
-                    for j in range(first, last):
-                        column = j * geo.stride_h + offset - geo.pad_left
-                        _add_backward_weight(x[n, row, column], dy[n, i, j], dw, group, filters)
-                if tap == 0:
-                    for j in range(w_out):
-                        gradient = dy[n, i, j]
-                        for q in range(np.uintp(k)):
-                            db[q] += gradient[q]
+            _load_group(x_flat, x.shape, n, group, geo, padded)
+            for line in range(0, lines, chunk):
+                start = (n * lines + line) * pixels * k + first
+                shape = rows, min(chunk, lines - line) * pixels, columns
+                operand, gradient = (padded, line // chunk * a_chunk), (dy_flat, start, k)
+                addend, result = (sums, first, d_row), (sums, first)
+                elements, offsets = (tables, phase[10], 1), (tables, phase[9], 1)
+                places = tables, phase[12], 1
+                if geo.depthwise:
+                    multiply_diagonal(
+                        operand, elements, offsets, gradient, addend, result, places, shape,
+                        NO_LOWER_BOUND,
+                    )  # fmt: skip
+                else:
+                    multiply(
+                        operand, elements, offsets, gradient, addend, result, places, shape,
+                        NO_LOWER_BOUND,
+                    )  # fmt: skip
+                d_row = 1
+        if has_bias:
+            db = sums[len(sums) - k + first : len(sums) - k + first + columns]
+            db[:] = 0.0
+            for pixel in range(bounds[index] * lines * pixels, bounds[index + 1] * lines * pixels):
+                for q in range(np.uintp(columns)):
+                    db[q] += dy_flat[pixel * k + first + q]

@@ -129,13 +129,17 @@ class Tile(Writer):
             following = self.entry("a_steps", following, args["a_step"])
             new = [self.at(pointer, args["b_step"]), following]
             for m, address in enumerate(rows(offset)):
-                element = self.splat(b.load(address, align=4))
-                for v, column in enumerate(columns):
-                    new.append(self.multiply_add(element, column, sums[m * self.vectors + v]))
+                pairs = zip(self.elements(address), columns, strict=True)
+                for v, (element, column) in enumerate(pairs, m * self.vectors):
+                    new.append(self.multiply_add(element, column, sums[v]))
             return new
 
         first = self.entry("a_steps", I64(0), args["a_step"])
         return self.loop(I64(0), args["steps"], [args["b"], first, *self.begin()], step)[2:]
+
+    def elements(self, address: ir.Value) -> list[ir.Value]:
+        """Return what multiplies each vector of a row of B: the element of A at an address."""
+        return [self.splat(self.builder.load(address, align=4))] * self.vectors
 
     def prefetch_in_step(self, t: ir.Value, pointer: ir.Value) -> None:
         """Prefetch in step t, whose row of B is at `pointer`."""
@@ -420,7 +424,16 @@ class _Ahead(Tile):
         self.prefetch(self.at(self.args["ahead"], self.builder.mul(t, I64(LINE))), cache=2)
 
 
-_ANY = ("any", "ahead")
+class _Diagonal(Tile):
+    """A tile whose elements of A are vectors: one number for each column."""
+
+    kind = "diagonal"
+
+    def elements(self, address: ir.Value) -> list[ir.Value]:
+        return [self.load(at, masked=masked) for at, masked in self.columns(address)]
+
+
+_ANY = ("any", "ahead", "diagonal")
 """Kinds of products whose rows have arbitrary offsets."""
 
 
@@ -439,7 +452,7 @@ class _Product(Writer):
             distances, "adjacent", or "plain": spaced, without D and lower bound. "ahead" is "any"
             with prefetches at ``ahead``, one line in each step of each tile, "panel" is "plain"
             with prefetches ``next`` elements after B, and "streaming" is "spaced" with prefetches
-            of C and of ``stream``.
+            of C and of ``stream``. "diagonal" is "any" with a vector of A for each row and step.
     """
 
     def __init__(self, module: ir.Module, kind: str) -> None:
@@ -456,7 +469,8 @@ class _Product(Writer):
             "panel": _Panel,
             "streaming": _Streaming,
         }
-        return _Ahead if kind == "ahead" else Tile, tiles.get(kind, _Regular)
+        others: Mapping[str, type[Tile]] = {"ahead": _Ahead, "diagonal": _Diagonal}
+        return others.get(kind, Tile), tiles.get(kind, _Regular)
 
     @classmethod
     def arguments_of(cls, kind: str) -> Mapping[str, ir.Type]:
@@ -494,7 +508,7 @@ class _Product(Writer):
         """Return the arguments of a tile."""
         b = self.builder
         moved = {name: value for name, value in self.args.items() if name != "run"}
-        for name in ("b", "d", "c"):
+        for name in ("b", "d", "c", *(("a",) if self.kind == "diagonal" else ())):
             moved[name] = self.at(moved[name], k)
         for name in ("a_rows", "c_rows"):
             moved[name] = self.at(moved[name], m)
@@ -641,6 +655,12 @@ Arguments: (a, a_rows, a_steps, b, d, c, c_rows, shape, lower_bound), of which
 - a_rows, a_steps, c_rows are (table, first entry, multiplier),
 - b, d are (contiguous array, start, distance of steps or rows),
 - shape is (rows, steps, columns), and lower_bound is float32.
+"""
+
+multiply_diagonal = _product("diagonal")
+"""Compute ``C[m, k] = max(lower_bound, D[m, k] + Σ_t A[m, t, k] · B[t, k])``.
+
+The elements of A for all columns are adjacent. Arguments are those of `multiply`.
 """
 
 multiply_ahead = _product("ahead", "ahead")
