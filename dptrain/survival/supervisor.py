@@ -194,8 +194,8 @@ class Supervisor:
             return f"no rank could train {starts} times in a row"
         if repeats >= MOST_REPEATS:
             return (
-                f"this is fault {repeats} in a row without a further step, so another start would "
-                "end in the same way; correct the cause, and continue with the same command"
+                f"this is fault {repeats} in a row without a further step, and another start "
+                "would have the same end; correct the cause, and continue with the same command"
             )
         if restarts >= self.job.most_restarts:
             return f"--max-restarts is {self.job.most_restarts}; the same command continues"

@@ -173,7 +173,7 @@ def test_a_full_disk_ends_snapshots_and_not_the_run(
     def refuse(*arguments: Any) -> None:
         raise UserError("cannot write /dev/shm: No space left on device")
 
-    monkeypatch.setattr("dptrain.training.snapshotting.save_state", refuse)
+    monkeypatch.setattr("dptrain.training.persistence.snapshotting.save_state", refuse)
     trainer = run(tmp_path / "run")
     assert trainer.step == trainer.job.spec.steps
     error = capsys.readouterr().err
@@ -185,7 +185,7 @@ def test_the_interval_follows_from_the_cost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     due, clock = list[int](), [0.0]
-    monkeypatch.setattr("dptrain.training.snapshotting.monotonic", lambda: clock[0])
+    monkeypatch.setattr("dptrain.training.persistence.snapshotting.monotonic", lambda: clock[0])
 
     def save(*arguments: Any) -> None:
         clock[0] += 0.1
@@ -194,7 +194,7 @@ def test_the_interval_follows_from_the_cost(
     def tick(trainer: Trainer, result: Any) -> None:
         clock[0] += 1.0
 
-    monkeypatch.setattr("dptrain.training.snapshotting.save_state", save)
+    monkeypatch.setattr("dptrain.training.persistence.snapshotting.save_state", save)
     settings = {**GIVEN, "snapshot_every": None, "steps": 120, "snapshots": True}
     callbacks = [AfterStep(tick)]
     with Trainer("mlp-5", "irradiance?samples=256", run_dir=tmp_path / "run", callbacks=callbacks,
