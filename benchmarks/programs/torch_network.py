@@ -241,7 +241,7 @@ def _convolution(node: Node, layer: Conv2d) -> list[nn.Module]:
     # On the meta device nothing is allocated: the parameters come from outside.
     convolution = nn.Conv2d(
         node.input_shape[0], layer.filters, layer.window, layer.strides,
-        (top, left) if even else 0, groups=layer.groups, bias=layer.bias, device="meta",
+        (top, left) if even else 0, layer.dilations, layer.groups, layer.bias, device="meta",
     )  # fmt: skip
     return [convolution] if even else [nn.ZeroPad2d((left, right, top, bottom)), convolution]
 

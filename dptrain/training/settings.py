@@ -69,7 +69,7 @@ ALTERNATIVE_SETTINGS = (("epochs", "steps"), ("step_at", "step_every"))
 
 USED_WITH: Mapping[str, tuple[str, tuple[str, ...]]] = {
     **{name: ("schedule", (key,)) for key, kind in SCHEDULES.items() for name in kind.own_settings},
-    "step_factor": ("schedule", ("step", "plateau")),
+    "step_factor": ("schedule", ("step", "plateau", "exponential")),
     "power": ("schedule", ("polynomial",)),
     "randaugment_magnitude": ("randaugment", ()),
     **dict.fromkeys(("snapshot_every", "snapshot_mib"), ("snapshots", ())),

@@ -113,6 +113,14 @@ def test_recipes_set_batch_size_augmentation_and_fractions_of_the_run() -> None:
     assert (other.schedule, other.step_at) == ("step", "1/3")
     wide = load_settings({"network": "wrn-28-10", "data": "synthetic"}, {})
     assert (wide.update_rule(), wide.step_factor) == (SGD(momentum=0.9, nesterov=True), 0.2)
+    # The factor of a whole run is none of a reduction.
+    for network, schedule, factor in (
+        ("mobilenet-v2", None, 0.98**300), ("mobilenet-v2", "plateau", 0.1),
+        ("wrn-28-10", "plateau", 0.2), ("wrn-28-10", "exponential", 0.1),
+    ):  # fmt: skip
+        values = {"network": network, "data": "synthetic", "schedule": schedule}
+        chosen = load_settings({key: value for key, value in values.items() if value}, {})
+        assert (chosen.schedule, chosen.step_factor) == (schedule or "exponential", factor)
     adam = load_settings({"network": "wrn-28-10", "data": "synthetic", "optimizer": "adam"}, {})
     assert adam.update_rule() == Adam()
     plain = load_settings({}, {})
