@@ -103,7 +103,7 @@ def train_torch(
     from torch.nn import functional
 
     from benchmarks.gpu.peers.theirs import set_arithmetic
-    from benchmarks.programs.torch_network import torch_network
+    from benchmarks.programs.torch_network import TorchNetwork
     from dptrain.network.initial import initial_parameters
 
     begin = time.perf_counter()
@@ -113,7 +113,7 @@ def train_torch(
     x, y = (torch.from_numpy(a).to(device) for a in train)
     initial = initial_parameters(network, seed)
     start = {name: np.asarray(value, np.float32) for name, value in initial.items()}
-    modules = torch_network(network, start).to(device)
+    modules = TorchNetwork(network, start).to(device)
     modules = modules.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     decays = [parameter.weight_decay for parameter in network.parameters]
     groups = [

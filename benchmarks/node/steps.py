@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from benchmarks.coarse_check import COARSE, allowed_in_updates
 from benchmarks.node.rounds import Entry
 from benchmarks.node.workers.processes import Processes, Team, load_results
-from benchmarks.node.workers.running import Results
 from benchmarks.outside import OUTSIDE, find_network
 from benchmarks.report import COPIES, OURS
 from benchmarks.session import Session
@@ -169,7 +169,7 @@ def _build(session: Session, processes: Processes, case: _Case) -> list[Entry]:
     for count, teams in case.teams.items():
         teams[OURS].build(case.key, f"dptrain {task}", specs[count], ours[count])
     entries = [_entry(teams[OURS], case.key, OURS, n) for n, teams in case.teams.items()]
-    flips = partial(_flips, case.network, case.batch) if task == "training" else None
+    allowed = COARSE if task == "inference" else allowed_in_updates(find_network(case.network))
     for name, (program, options) in case.peers.items():
         for count, teams in case.teams.items():
             key, spec = f"{case.key}/{name}", {**specs[count], **options}
@@ -177,17 +177,11 @@ def _build(session: Session, processes: Processes, case: _Case) -> list[Entry]:
         for count, teams in case.teams.items():
             team, what = teams[name.split()[0]], f"{case}, {count} threads"
             if session.end_build(team, name) and session.compare(
-                what, load_results(ours[count]), load_results(peers[count, name]), name, flips
+                what, load_results(ours[count]), load_results(peers[count, name]), name, allowed
             ):
                 key = f"{case.key}/{name}"
                 entries.append(_entry(team, key, name, count, f"threads {count}"))
     return entries
-
-
-def _flips(network: str, batch: int) -> list[Results] | None:
-    from benchmarks.kinks import update_flips
-
-    return update_flips(find_network(network), batch)
 
 
 MEMORY_CASES, MEMORY_BATCH, MEMORY_STEPS = ("model0", "cifar"), 128, 10
