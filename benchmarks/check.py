@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 import dptrain
 from benchmarks.batch import SEED, dropout_factors, random_batch
 from benchmarks.coarse_check import WrongResultError
-from benchmarks.programs.torch_network import LOSSES, fix_dropout, parameter_names, TorchNetwork
+from benchmarks.programs.torch_network import LOSSES, TorchNetwork, fix_dropout, parameter_names
 from dptrain.network import BatchNorm2d, Conv2d, Dense, Network
 
 DRAWS = 2

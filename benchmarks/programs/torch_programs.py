@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from benchmarks.programs.own_programs import Training, initial
-from benchmarks.programs.torch_network import LOSSES, fix_dropout, parameter_names, TorchNetwork
+from benchmarks.programs.torch_network import LOSSES, TorchNetwork, fix_dropout, parameter_names
 from dptrain.network import Network
 
 
