@@ -30,7 +30,7 @@ FAST = ("tf32", "bf16")
 SET = ("model0", "model1", "model2", "cifar", "solar")
 CASES: Mapping[str, Cases] = {
     "training": Cases(SET, (32, 256, 2048), FAST, (32,)),
-    "shapes": Cases((*OUTSIDE, PERCEPTRON.name), (32, 512), FAST, (32,)),
+    "shapes": Cases((*OUTSIDE, PERCEPTRON), (32, 512), FAST, (32,)),
     # ResNet-50 needs ``--networks resnet50 --batches 64``.
     "residual": Cases(("resnet20", "resnet18-cifar"), (128, 1024), PRECISIONS),
     "fp32": Cases(("model2", "cifar", "vgg"), (32, 256)),
