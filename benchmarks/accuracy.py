@@ -249,9 +249,8 @@ def measure(
     """
     scores: dict[str, list[Score]] = {"dptrain": [], **({"PyTorch": []} if pytorch else {})}
     dataset, progress = open_data(data, network), Progress()
-    loads = bool(pytorch or samples)
-    train = arrays(dataset.train, network, samples) if loads else ()
-    test = arrays(dataset.test, network) if loads else ()
+    train, test = (arrays(part, network, count) if pytorch or samples else (None, None)
+                   for part, count in ((dataset.train, samples), (dataset.test, 0)))  # fmt: skip
     try:
         for seed in range(seeds):
             for program, found in scores.items():

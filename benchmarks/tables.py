@@ -194,7 +194,7 @@ def threads_table(rows: Rows) -> Table:
 DDP_MODES = ("PyTorch DDP eager", "PyTorch DDP channels_last")
 
 
-def ranks_table(title: str, rows: Rows) -> Table:
+def ranks_table(rows: Rows) -> Table:
     """Return the steps and efficiencies of ranks on CPUs by case."""
     lines = []
     for here in rows.cases("network", "scaling", "samples", "ranks"):
@@ -222,7 +222,7 @@ def ranks_table(title: str, rows: Rows) -> Table:
             "PyTorch DDP": time_of(ddp, wall=True),
             "its efficiency": text_of(wall_ratio(ddp_alone, ddp, factor)),
         })  # fmt: skip
-    title = f"{title}: wall time divided by steps, median (quartiles)"
+    title = "Ranks with one thread each: wall time divided by steps, median (quartiles)"
     return plain_table(title, lines, {name: _fact(name) for name in (lines[0] if lines else ())})
 
 
@@ -305,8 +305,6 @@ ERRORS = {
     "error": lambda row: f"{row['error']:.2e}",
 }
 
-PROCESSES = {**CASE, "program": _fact("program"), "peak memory": _memory}
-
 
 def tables_of(report: Report) -> list[Table]:
     """Return the tables of all sections, after a summary of the speedups.
@@ -332,11 +330,9 @@ def tables_of(report: Report) -> list[Table]:
 
 
 SECTIONS: Mapping[str, Callable[[Rows], Table]] = {
-    "cpu ranks": lambda rows: ranks_table("Ranks with one thread each", rows),
-    "cpu two-cores": lambda rows: ranks_table("Ranks on two cores", rows),
+    "cpu ranks": ranks_table,
     "cpu sums": sums_table,
     "cpu shards": shards_table,
-    "cpu memory": lambda rows: plain_table("Peak memory of a process", rows, PROCESSES),
     "gpu data": lambda rows: plain_table("Training on cached images", rows, DATA),
     "gpu streams": lambda rows: plain_table("Training on streamed images", rows, DATA),
     "gpu ranks": lambda rows: plain_table("Several GPUs: a step", rows, GPU_RANKS),

@@ -9,7 +9,7 @@ from benchmarks.batch import random_batch
 from benchmarks.gpu import precision as precision_module
 from benchmarks.gpu import ranks
 from benchmarks.gpu.cases import GpuRun, measure_case
-from benchmarks.gpu.compiling import StepCase, compiling, known_networks
+from benchmarks.gpu.compiling import Request, compiling, known_networks
 from benchmarks.gpu.data import IMAGES, bare_step_us, generated_images, images_file, train_epochs
 from benchmarks.gpu.streaming import (
     DECODED,
@@ -80,7 +80,7 @@ def prepare(run: GpuRun) -> None:
             found |= {(network.name, n, precision): network for precision in cases.precisions}
     known = known_networks(found.values())
     steps = [
-        StepCase(name, n, backend, precision)
+        Request(name, backend, n, precision)
         for name, n, precision in found for backend in run.machine.backends if name in known
     ]  # fmt: skip
     with compiling(steps):

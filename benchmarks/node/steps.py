@@ -182,31 +182,3 @@ def _build(session: Session, processes: Processes, case: _Case) -> list[Entry]:
                 key = f"{case.key}/{name}"
                 entries.append(_entry(team, key, name, count, f"threads {count}"))
     return entries
-
-
-MEMORY_CASES, MEMORY_BATCH, MEMORY_STEPS = ("model0", "cifar"), 128, 10
-
-
-def measure_memory(session: Session) -> None:
-    """Measure the peak memory of processes that only train.
-
-    Huge pages and memory that is kept make PyTorch faster but larger, so it runs without them.
-    """
-    programs = {
-        OURS: ("dptrain training", {}),
-        "PyTorch eager": ("PyTorch training", {"mode": "eager", "keeps_memory": False}),
-    }
-    cores = session.settings.cores[:1]
-    for network in session.networks(MEMORY_CASES):
-        for name, (program, options) in programs.items():
-            session.progress.step(f"memory of {network}: {name}")
-            spec = {"network": network, "batch": MEMORY_BATCH, "threads": 1, **options}
-            with Processes(cores, THP_MEM_ALLOC_ENABLE="0") as processes:
-                team = processes.single(1)
-                if session.build(team, name, program, spec, name=name):
-                    team.run(name, MEMORY_STEPS)
-                    [found] = team.details(name)
-                    session.add(
-                        "memory", None, network=network, batch=MEMORY_BATCH, program=name,
-                        memory_bytes=found["memory_bytes"],
-                    )  # fmt: skip

@@ -40,7 +40,12 @@ class TorchNetwork(nn.Module):
 
     def __init__(self, network: Network, parameters: Mapping[str, NDArray[Any]]) -> None:
         super().__init__()
-        names = {"torch": torch, "F": functional, "nn": nn, "_DropSamples": _DropSamples}
+        names: dict[str, Any] = {
+            "torch": torch,
+            "F": functional,
+            "nn": nn,
+            "_DropSamples": _DropSamples,
+        }
         last_use = {name: node.index for node in network.nodes for name in node.inputs}
         variables, lines = {INPUT: "x"}, ["def forward(self, x):"]
         for node in network.nodes:
@@ -54,8 +59,8 @@ class TorchNetwork(nn.Module):
                 short = parameter.name.rpartition(".")[2]
                 setattr(getattr(self, _module_name(node)), short, value)
             variables[node.name] = f"x{node.index}"
-            value = code.expression.format(*inputs, m=f"self.{_module_name(node)}")
-            lines.append(f"    {variables[node.name]} = {value}")
+            result = code.expression.format(*inputs, m=f"self.{_module_name(node)}")
+            lines.append(f"    {variables[node.name]} = {result}")
             unneeded = {variables[name] for name in node.inputs if last_use[name] == node.index}
             lines.append(f"    del {', '.join(unneeded)}" if unneeded else "    pass")
         lines.append(f"    return x{network.nodes[-1].index}")

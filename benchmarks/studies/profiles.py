@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.studies.compiling import LAYERS, Request, make
+from benchmarks.gpu.compiling import LAYERS, Request
+from benchmarks.studies.compiling import make
 from benchmarks.studies.measuring import CPU, Context, Values, measurement, summary
 from benchmarks.studies.networks import cifar_variants
 from dptrain.backends.replica import Replica
