@@ -107,11 +107,9 @@ def test_the_directory_of_a_run_that_diverged_says_so_until_it_is_resumed(tmp_pa
     with pytest.raises(DivergedError) as caught:
         Trainer("model-small", "digits", learning_rate=1e30, **settings).fit()
     assert read_record(run)["state"] == "diverged"
-    with pytest.raises(
-        UserError, match="has no results, its last checkpoint is that of step "
-    ) as no:
+    with pytest.raises(UserError, match="has no results") as refused:
         write_report(run)
-    assert str(no.value).endswith(str(caught.value))
+    assert str(refused.value).endswith(str(caught.value))
     RunDirectory.open(run).remove_summary()
     assert read_record(run)["state"] == "unfinished"
 
