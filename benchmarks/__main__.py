@@ -26,6 +26,7 @@ SUBJECTS = {
     "forecast": ("forecast.coverage", "how often forecasts contain the simulated truth"),
     "studies": ("studies", "results of published studies"),
     "zoo": ("zoo", "which published classifiers are read, trained and exported"),
+    "zoo-steps": ("zoo.steps", "steps of published classifiers next to PyTorch"),
 }
 """Module and description of each subject."""
 
@@ -52,7 +53,7 @@ def main(arguments: Sequence[str]) -> None:
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] in ("", "benchmarks", "dptrain"):
             raise
-        extra = "zoo" if name == "zoo" else "bench"
+        extra = "zoo" if name.startswith("zoo") else "bench"
         print(f"benchmarks: {name} needs the package '{error.name}', which is not installed; "
               f"install it with pip install '.[{extra}]'", file=sys.stderr)  # fmt: skip
         sys.exit(2)
