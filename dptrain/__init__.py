@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from dptrain.network import StochasticDepth as StochasticDepth
     from dptrain.network import SumPool2d as SumPool2d
     from dptrain.network import Tensor as Tensor
+    from dptrain.network import Uniform as Uniform
     from dptrain.network import get_network as get_network
     from dptrain.network import name_scope as name_scope
     from dptrain.network import read_network as read_network
@@ -142,6 +143,7 @@ _NAMES = [
     "Tensor",
     "TrainedModel",
     "Trainer",
+    "Uniform",
     "UserError",
     "activation",
     "get_network",

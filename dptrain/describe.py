@@ -7,6 +7,7 @@ from typing import Any
 from dptrain.backends import load_backend
 from dptrain.data import open_data
 from dptrain.errors import UserError
+from dptrain.measure.profile.rooflines import is_low, least_work
 from dptrain.network.adaptation import resize
 from dptrain.network.files import get_network
 from dptrain.network.network import Network
@@ -107,8 +108,12 @@ def describe_plan(plan: Plan) -> dict[str, Any]:
 
     FLOPs of layers are for one sample, FLOPs of stages for a full batch of one pass. Backward FLOPs
     do not include the gradient with respect to the network's input, which is not computed.
+
+    ``estimated_roofline_share`` of a stage is the least time of its products at the peak rate,
+    divided by its estimated time, both of the machine for which the backend selects algorithms;
+    None if there is no estimate. ``is_low`` marks a share below a third.
     """
-    network = plan.network
+    network, shares = plan.network, _estimated_shares(plan)
     return {
         "network": network.name,
         "input_shape": list(network.input_shape),
@@ -132,10 +137,25 @@ def describe_plan(plan: Plan) -> dict[str, Any]:
                 "phase": stage.phase.value,
                 "flops": stage.flops,
                 "bytes_moved": stage.bytes_moved,
+                "estimated_roofline_share": shares.get(stage.name),
+                "is_low": is_low(shares.get(stage.name)),
             }
             for stage in plan.stages
         ],
     }
+
+
+def _estimated_shares(plan: Plan) -> dict[str, float]:
+    """Return shares of the roofline by name of the stage, of those with an estimated time."""
+    backend, setting, shares = load_backend(plan.backend), plan.setting, dict[str, float]()
+    gflops = backend.estimated_gflops(setting)
+    groups = {group.name: backend.explain(group, setting.of(group)) for group in plan.groups}
+    for stage in plan.stages:
+        found = groups.get(stage.group, {}).get(stage.phase)
+        if gflops and found is not None and found.estimated_ms:
+            flops, _ = least_work(plan, stage, found.algorithm)
+            shares[stage.name] = min(1.0, flops / gflops / 1e6 / found.estimated_ms)
+    return shares
 
 
 def _memory(plan: Plan) -> dict[str, int]:
@@ -172,11 +192,14 @@ def _layers(plan: Plan) -> list[dict[str, Any]]:
 
 
 def group_stages(stages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the sums of FLOPs and bytes moved by group, from the stages of `describe_plan`."""
+    """Return the sums of FLOPs and bytes moved by group, from the stages of `describe_plan`, and
+    whether one of its stages is marked.
+    """
     groups: dict[str, dict[str, Any]] = {}
     for stage in stages:
         empty = {"group": stage["group"], "forward_flops": 0, "backward_flops": 0, "bytes_moved": 0}
-        row = groups.setdefault(stage["group"], empty)
+        row = groups.setdefault(stage["group"], {**empty, "is_low": False})
+        row["is_low"] |= stage["is_low"]
         is_backward = stage["phase"].startswith(Phase.BACKWARD.value)
         row["backward_flops" if is_backward else "forward_flops"] += stage["flops"]
         row["bytes_moved"] += stage["bytes_moved"]

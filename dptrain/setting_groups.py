@@ -88,6 +88,11 @@ def no_effect(name: str, value: Any, other: str, present: Any, values: Sequence[
 polynomial'
     """
     flag, other_flag = (f"--{each.replace('_', '-')}" for each in (name, other))
+    if present is False:
+        return (
+            f"{flag} is {shown(value)}, but it has no effect without {other_flag}; remove it, or "
+            f"add {other_flag}"
+        )
     return (
         f"{flag} is {shown(value)}, but it has no effect with {other_flag} {present}; remove it, "
         f"or use {other_flag} {' or '.join(values) or 'above 0'}"

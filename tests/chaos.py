@@ -184,7 +184,7 @@ class Job:
     def find(self, rank: int) -> int | None:
         """Return the process of a rank when there is one; None if the job ends before."""
         while self.process.poll() is None:
-            found = dict(_ranks(self.process.pid)).get(rank)
+            found = dict(find_ranks(self.process.pid)).get(rank)
             if found is not None or self.has_summary:
                 return found
             time.sleep(0.005)
@@ -215,7 +215,7 @@ class Job:
         return set(map(int, found))
 
 
-def _ranks(pid: int) -> Iterator[tuple[int, int]]:
+def find_ranks(pid: int) -> Iterator[tuple[int, int]]:
     """Yield the rank and the number of the processes below `pid` that are ranks."""
     try:
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
@@ -229,7 +229,7 @@ def _ranks(pid: int) -> Iterator[tuple[int, int]]:
         values = dict(line.partition("=")[::2] for line in lines.split("\0"))
         rank = next((values[name] for name in RANK_NAMES if name in values), None)
         if rank is None:
-            yield from _ranks(child)
+            yield from find_ranks(child)
         else:
             yield int(rank), child
 

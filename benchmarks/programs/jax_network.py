@@ -138,7 +138,8 @@ def _apply(node: Node, parameters: Arrays, inputs: list[Any], factors: Arrays) -
     if isinstance(layer, Conv2d):
         y = lax.conv_general_dilated(
             x, parameters[f"{node.name}.weight"], layer.strides, layer.pads(node.input_shape),
-            dimension_numbers=("NHWC", "HWIO", "NHWC"), feature_group_count=layer.groups,
+            rhs_dilation=layer.dilations, dimension_numbers=("NHWC", "HWIO", "NHWC"),
+            feature_group_count=layer.groups,
         )  # fmt: skip
         return y + parameters[f"{node.name}.bias"] if layer.bias else y
     if isinstance(layer, Normalization):

@@ -113,12 +113,12 @@ def time_alone(network: Network, batch: int) -> list[dict[str, Any]]:
             "layer": row.layers, "direction": row.direction, "flops": row.flops,
             **{b: asdict(t) for b, t in row.by_backend.items()},
         }
-        for row in time_layers(network, ("cuda", EXACT), **options)
+        for row in time_layers(network, ("cuda", EXACT), **options).rows
     }  # fmt: skip
     for setting in (ALL, BEST):
         with engines_of(setting):
             timed = time_layers(network, ("cudnn",), **options)
-        for each in timed:
+        for each in timed.rows:
             if (key := (each.layers, each.direction)) in rows:
                 rows[key][setting] = asdict(each.by_backend["cudnn"])
     for key, us in torch_layer_times(network, batch, PRECISION).items():

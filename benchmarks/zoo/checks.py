@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,32 +29,42 @@ def _replica(found: OnnxNetwork, *, training: bool) -> Any:
     return replica
 
 
-def gradient_error(found: OnnxNetwork, module: Any, size: int) -> tuple[float, float]:
+def gradient_error(
+    found: OnnxNetwork, module: Any, size: int, seed: int = 3
+) -> tuple[float, float]:
     """Return how far gradients in float32 are from those of PyTorch in float64.
 
     Both norms of the difference of all gradients are relative to the norm of the gradients.
-    Batch normalisations use the moments of the minibatch.
+    Batch normalisations use the moments of the minibatch, which is drawn with a seed.
 
     Returns:
         The error of dptrain, and that of PyTorch in float32.
 
     Raises:
-        ValueError: a parameter of the ONNX file is none of the module.
+        ValueError: a parameter of the ONNX file is no weight of the module.
     """
-    x, y = minibatch(size, found.network.num_outputs)
+    x, y = minibatch(size, found.network.num_outputs, seed)
     replica = _replica(found, training=True)
     replica.forward_backward(x, y)
-    single, double = (_torch_gradients(module, x, y, kind) for kind in ("float32", "float64"))
-    own = _by_torch_name(found, module, dict(replica.gradients.items()))
+    weights, single = _torch_gradients(module, x, y, "float32")
+    _, double = _torch_gradients(module, x, y, "float64")
+    fixed = {_key(each) for each in module.float().buffers() if each.ndim == 4}
+    own = _by_torch_name(found, weights, fixed, dict(replica.gradients.items()))
     return _distance(own, double), _distance({name: single[name] for name in own}, double)
+
+
+def _key(values: Any) -> bytes:
+    """Return the bytes of a tensor of PyTorch as float32."""
+    return bytes(values.detach().float().contiguous().numpy().tobytes())
 
 
 def _torch_gradients(
     module: Any, x: NDArray[Any], y: NDArray[Any], kind: str
-) -> dict[str, NDArray[np.float64]]:
-    """Return the gradients of a module's parameters by name."""
+) -> tuple[dict[str, NDArray[np.float32]], dict[str, NDArray[np.float64]]]:
+    """Return the parameters of a module, and the weights that it computes, and their gradients."""
     import torch
     from torch import nn
+    from torch.overrides import TorchFunctionMode
 
     dtype = getattr(torch, kind)
     module = module.to(dtype).eval()
@@ -63,30 +73,52 @@ def _torch_gradients(
             part.train()
             part.momentum = 0.0
     module.zero_grad()
-    outputs = module(torch.tensor(x, dtype=dtype))
+    weights = dict(module.named_parameters())
+
+    class Record(TorchFunctionMode):
+        """Adds the weights of convolutions that are computed from parameters."""
+
+        def __torch_function__(
+            self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            if function is torch.conv2d and not args[1].is_leaf:
+                args[1].retain_grad()
+                weights[f"computed {len(weights)}"] = args[1]
+            return function(*args, **(kwargs or {}))
+
+    with Record():
+        outputs = module(torch.tensor(x, dtype=dtype))
     nn.functional.cross_entropy(outputs, torch.tensor(y).long()).backward()
-    return {
-        name: parameter.grad.double().numpy().copy()
-        for name, parameter in module.named_parameters()
-        if parameter.grad is not None
-    }
+    found = {name: each for name, each in weights.items() if each.grad is not None}
+    return (
+        {name: each.detach().float().numpy() for name, each in found.items()},
+        {name: each.grad.double().numpy().copy() for name, each in found.items()},
+    )
 
 
-def _by_torch_name(found: OnnxNetwork, module: Any, gradients: Arrays) -> dict[str, NDArray[Any]]:
-    """Return gradients by the names of PyTorch, in its shapes.
+def _by_torch_name(
+    found: OnnxNetwork, weights: Arrays, fixed: Collection[bytes], gradients: Arrays
+) -> dict[str, NDArray[Any]]:
+    """Return gradients by the names of PyTorch, in its shapes, without those of fixed filters.
 
-    Parameters are identified by their values, which are random; exporters rename some.
+    Weights are identified by their values, which are random; exporters rename some. Those that are
+    computed are equal but for rounding.
     """
-    shapes = {name: tuple(each.shape) for name, each in module.named_parameters()}
-    names = {
-        each.detach().float().numpy().tobytes(): name for name, each in module.named_parameters()
-    }
+    names = {np.ascontiguousarray(each).tobytes(): name for name, each in weights.items()}
+    computed = {name: each for name, each in weights.items() if name.startswith("computed")}
     own, unknown = {}, []
     for name, gradient in gradients.items():
         values = np.ascontiguousarray(found.arrays[name], np.float32)
-        theirs = names.get(values.tobytes())
+        if values.tobytes() in fixed:
+            continue
+        close = (
+            other
+            for other, each in computed.items()
+            if each.shape == values.shape and np.allclose(each, values, 1e-4, 1e-6)
+        )
+        theirs = names.get(values.tobytes()) or next(close, None)
         if theirs is not None:
-            own[theirs] = gradient.reshape(shapes[theirs])
+            own[theirs] = gradient.reshape(weights[theirs].shape)
         elif values.any():  # Biases that the module lacks are 0.
             unknown.append(name)
     if unknown:

@@ -65,6 +65,11 @@ def make_module(library: str, name: str, size: int) -> Any:
     return module.eval()
 
 
+EXPORTERS = ("torchscript", "training", "dynamo")
+"""Files of PyTorch: of the older exporter, for inference with all layers, and for training; and of
+the newer exporter for training."""
+
+
 def export(module: Any, path: Path, size: int, exporter: str) -> None:
     """Write a module to an ONNX file.
 
@@ -72,7 +77,7 @@ def export(module: Any, path: Path, size: int, exporter: str) -> None:
         module: of PyTorch, for inference.
         path: of the file.
         size: height and width of the images.
-        exporter: ``"torchscript"``, the older one, or ``"dynamo"``.
+        exporter: one of `EXPORTERS`.
     """
     import torch
 
@@ -80,18 +85,25 @@ def export(module: Any, path: Path, size: int, exporter: str) -> None:
     options: dict[str, Any] = {"input_names": ["x"], "output_names": ["y"]}
     if exporter == "dynamo":
         options |= {"dynamo": True, "dynamic_shapes": ({0: torch.export.Dim("N")},)}
-        options |= {"verbose": False, "optimize": True}
-    else:
         # Otherwise batch normalisations become parts of convolutions.
+        options |= {"verbose": False, "optimize": False}
+    else:
+        # Likewise.
         kept = torch.onnx.TrainingMode.PRESERVE
         options |= {"dynamo": False, "dynamic_axes": {"x": {0: "N"}}, "training": kept}
+        # Without it, weights are computed from constants.
+        options |= {"do_constant_folding": exporter == "torchscript"}
+    module.train(exporter != "torchscript")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.onnx.export(module, (x,), str(path), **options)
+    module.eval()
 
 
-def minibatch(size: int, classes: int) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
+def minibatch(
+    size: int, classes: int, seed: int = 3
+) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
     """Return random images (N, 3, H, W) and classes (N,)."""
-    rng = np.random.default_rng(3)
+    rng = np.random.default_rng(seed)
     x = rng.standard_normal((SAMPLES, 3, size, size)).astype(np.float32)
     return x, rng.integers(0, classes, SAMPLES).astype(np.int32)

@@ -118,6 +118,12 @@ class Backend(ABC):
         """Return how each phase of `group` is computed, as far as it is known without a device."""
         return {}
 
+    def estimated_gflops(self, setting: Setting) -> float | None:
+        """Return the peak rate of products on the machine for which `Explanation.estimated_ms` is
+        estimated; None if it is not known.
+        """
+        return None
+
     def require_tuning(self) -> None:
         """Raise a `UserError` unless `measured_selection` may be called."""
         if not self.measures_kernels:

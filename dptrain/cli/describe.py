@@ -90,7 +90,8 @@ def describe(
     """Show the layers of a network, their FLOPs, and the memory of training on one rank.
 
     NETWORK is a name, or a .toml or .onnx file; without it, all networks and presets are listed.
-    Nothing is allocated, so networks that exceed the memory are described too.
+    Nothing is allocated, so networks that exceed the memory are described too. A ! marks groups
+    with a stage that is estimated to reach less than a third of the peak rate of products.
     """
     from dptrain.cli.printing import print_description, print_networks
 
@@ -163,6 +164,8 @@ def layers(
 
     NETWORK is a name, or a .toml or .onnx file. Times are medians with their quartiles. With
     several backends, the last columns show the time of the first divided by that of each other one.
+    A ! marks times of which the arithmetic and the memory of the machine, whose limits are measured
+    as well, require less than a third.
 
     With --explain nothing is computed: the tables show the algorithm of each stage, its tile, how
     it is divided among threads, and why it was selected. --precision fp32-direct excludes the
@@ -193,7 +196,9 @@ def layers(
 
         plans = [plan_for(described, backend=each, tune=tune, **choices) for each in compared]
         return print_explanations(plans, as_json=as_json)
-    rows = time_layers(described, list(compared), inference=inference, fused=not unfused, **choices)
+    timed = time_layers(
+        described, list(compared), inference=inference, fused=not unfused, **choices
+    )
     task = f"{'inference' if inference else 'training'}{', unfused' if unfused else ''}"
-    print_layers(rows, described, task, as_json=as_json, **choices)
+    print_layers(timed, described, task, as_json=as_json, **choices)
     return None

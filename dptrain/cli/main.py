@@ -21,7 +21,9 @@ from dptrain.cli.find_rate import find_rate
 from dptrain.cli.output import safe_output
 from dptrain.cli.paper import paper
 from dptrain.cli.profile import profile
+from dptrain.cli.rehearse import rehearse
 from dptrain.cli.report import report
+from dptrain.cli.resize import resize
 from dptrain.cli.runs import runs
 from dptrain.cli.scale import scale
 from dptrain.cli.study import study
@@ -160,7 +162,7 @@ def cli(context: click.Context) -> None:
 
 
 for command in (
-    train, evaluate, predict, find_rate, data, export, describe, layers, doctor, profile, report,
-    paper, runs, scale, audit, bench, study,
+    train, rehearse, resize, evaluate, predict, find_rate, data, export, describe, layers, doctor,
+    profile, report, paper, runs, scale, audit, bench, study,
 ):  # fmt: skip
     cli.add_command(command)

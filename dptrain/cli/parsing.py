@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
 from typing import Any
 
 import click
@@ -156,3 +157,24 @@ def _parse_quantity(
     if not 0 < quantity <= largest:
         raise UserError(f"{flag} is '{shown(text)}'; expected {expected}")
     return quantity
+
+
+def parse_launcher(launcher: str) -> tuple[str, ...]:
+    """Return the command of ``--launcher``; none for ``auto``.
+
+    Raises:
+        UserError: the text is no command of a shell.
+
+    Example:
+        >>> parse_launcher("srun --mpi=pmi2")
+        ('srun', '--mpi=pmi2')
+    """
+    if launcher == "auto":
+        return ()
+    try:
+        command = tuple(shlex.split(launcher))
+    except ValueError as error:
+        raise UserError(f"--launcher is '{launcher}': {error}; expected a shell command") from None
+    if not command:
+        raise UserError("--launcher is empty; expected auto, mpirun or srun")
+    return command

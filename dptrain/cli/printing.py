@@ -16,7 +16,7 @@ from dptrain.texts import with_escapes
 
 if TYPE_CHECKING:
     from dptrain.doctor.finding import Finding
-    from dptrain.measure.layers import LayerTimes
+    from dptrain.measure.layers import TimedLayers
     from dptrain.measure.profile.losses import Losses
     from dptrain.measure.profile.profile import Profile
     from dptrain.network.network import Network
@@ -186,7 +186,7 @@ def print_findings(findings: Sequence[Finding], *, as_json: bool) -> None:
 
 
 def print_layers(
-    rows: Sequence[LayerTimes],
+    timed: TimedLayers,
     network: Network,
     task: str,
     *,
@@ -197,12 +197,12 @@ def print_layers(
 ) -> None:
     """Print what `dptrain.measure.layers.time_layers` returns."""
     if as_json:
-        return _print_json([asdict(row) for row in rows])
+        return _print_json(timed.values())
     from dptrain.measure.layers import layers_table
 
     arithmetic = f", {precision}" if precision else ""
     title = f"Layers of {network.name}, each alone: {task}, batch {batch_size}{arithmetic}"
-    print_tables([layers_table(rows, title)])
+    print_tables([layers_table(timed, title)])
     return None
 
 
@@ -290,11 +290,18 @@ def _layer_table(description: Mapping[str, Any]) -> Table:
 
 def _stage_table(description: Mapping[str, Any]) -> Table:
     from dptrain.describe import group_stages
+    from dptrain.measure.profile.tables import LOW_MARK
 
     title = f"Groups of layers that {description['backend']} computes together, for a full batch"
-    found = Records.of([_without_zeros(row) for row in group_stages(description["stages"])])
+    rows = [
+        {**_without_zeros(row), "group": f"{row['group']}{LOW_MARK * row['is_low']}"}
+        for row in group_stages(description["stages"])
+    ]
+    found, is_low = Records.of(rows), any(row.get("is_low") for row in rows)
     moved = found.values("bytes_moved", "moved", "MB", decimals=3, missing="")
-    return Table(title, (found.texts("group", "group"), *_flops(found, description), moved))
+    note = "! a stage of it is estimated to reach less than a third of the peak rate of products."
+    columns = (found.texts("group", "group"), *_flops(found, description), moved)
+    return Table(title, columns, note if is_low else "")
 
 
 def _memory_table(description: Mapping[str, Any]) -> Table:

@@ -14,7 +14,7 @@ import click
 from dptrain.bounds import MAX_RUNS
 from dptrain.cli.common import CONFIG, EXISTING, JSON, STOPPED, examples, number, output_folder
 from dptrain.cli.options import GroupedCommand, set_flags, setting_flags
-from dptrain.cli.parsing import Number, parse_numbers, parse_part
+from dptrain.cli.parsing import Number, parse_launcher, parse_numbers, parse_part
 from dptrain.cli.profile import OMITTED
 from dptrain.errors import UserError, suggest
 
@@ -291,7 +291,7 @@ def _design(
         launches=chosen["launches"],
         steps=chosen["steps"],
         seed=config.seed,
-        launcher=_parse_launcher(chosen["launcher"]),
+        launcher=parse_launcher(chosen["launcher"]),
         batch_size=int(values.pop("batch_size")),
         settings=values,
         known_losses=chosen["known_losses"],
@@ -332,18 +332,6 @@ def _check_limit(design: Design) -> None:
             f"--most-launches is {design.most_launches}, but every point has {design.launches} "
             f"launches before --until adds any; use --most-launches {design.launches} or more"
         )
-
-
-def _parse_launcher(launcher: str) -> tuple[str, ...]:
-    if launcher == "auto":
-        return ()
-    try:
-        command = tuple(shlex.split(launcher))
-    except ValueError as error:
-        raise UserError(f"--launcher is '{launcher}': {error}; expected a shell command") from None
-    if not command:
-        raise UserError("--launcher is empty; expected auto, mpirun or srun")
-    return command
 
 
 def _scalings(text: str) -> tuple[str, ...]:

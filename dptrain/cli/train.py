@@ -20,6 +20,7 @@ from dptrain.cli.common import (
 )
 from dptrain.cli.options import RUN_DIR, GroupedCommand, set_flags, setting_flags
 from dptrain.cli.parsing import Number
+from dptrain.cli.survive import split_flags, survival_flags, survive
 from dptrain.errors import UserError
 
 WORKERS = click.option(
@@ -40,6 +41,7 @@ WORKERS = click.option(
         "mpirun -n 4 dptrain train --network mine.toml --data npz:FILE --steps 500",
         "mpirun -n 4 dptrain train --network cifar --backend cuda --precision tf32",
         "mpirun -n 4 dptrain train --resume RUN_DIR",
+        "dptrain train --survive -n 4 --shards 4 --run-dir DIR   # outlives lost ranks",
     ),
 )
 @CONFIG
@@ -53,6 +55,7 @@ WORKERS = click.option(
     help="Also print the times of parts and layers, energy, scaling efficiency, what limits "
     "training, and every epoch.  [default: only in the report]",
 )
+@survival_flags
 @setting_flags()
 def train(file: Path | None, dry: bool, verbose: bool, **flags: Any) -> int:
     """Train a network on all ranks.
@@ -66,6 +69,11 @@ def train(file: Path | None, dry: bool, verbose: bool, **flags: Any) -> int:
     stop it after its first step; Ctrl-C ends it at once with exit code 130. Exit code 2 is a
     mistake in flags, files or data, 3 a loss that is not finite, 1 a bug or a lost rank.
     """
+    if flags["survive"] and dry:
+        raise UserError("--dry-run starts no training; remove it, or --survive")
+    if flags["survive"]:
+        return survive(flags, file, verbose=verbose)
+    flags, _ = split_flags(flags)
 
     def action() -> int:
         from dptrain.training.persistence.rundir import RunDirectory

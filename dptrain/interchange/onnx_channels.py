@@ -14,18 +14,16 @@ import onnx
 from onnx import helper
 
 from dptrain.errors import UserError
+from dptrain.interchange.onnx_constants import FREE_BATCH
 from dptrain.interchange.onnx_matching import Arrays, Match, always, constants
 from dptrain.interchange.onnx_reading import PART, TO_FIRST, TO_LAST, ReadGraph, attributes
-from dptrain.interchange.onnx_shapes import FREE_BATCH
+from dptrain.interchange.onnx_resampling import WHOLE
 from dptrain.network.combining import Concatenate
 from dptrain.network.layers import Conv2d, Layer, Shape
 from dptrain.network.maps.channels import ChannelShuffle, ChannelSlice
 
 BLOCK_FIRST, CHANNEL_FIRST = [0, 3, 5, 1, 2, 4], [0, 1, 3, 5, 2, 4]
 """Orders of axes (N, C, H, block, W, block) that move pixels of blocks to the channels."""
-
-END = 2**31 - 1
-"""End of a slice that reaches the last row or column."""
 
 
 def read_transpose(graph: ReadGraph, node: onnx.NodeProto) -> Match | None:
@@ -144,7 +142,7 @@ def _phases(graph: ReadGraph, node: onnx.NodeProto, x: str, block: int) -> tuple
         graph.insert(
             helper.make_node(
                 "Slice", [x], [f"{node.output[0]}:{row},{column}"], node.name,
-                starts=[row, column], ends=[END, END], axes=[2, 3], steps=[block, block],
+                starts=[row, column], ends=[WHOLE, WHOLE], axes=[2, 3], steps=[block, block],
             )
         )
         for row in range(block)
@@ -172,7 +170,7 @@ def read_scale_and_shift(graph: ReadGraph, node: onnx.NodeProto) -> Match | None
     """Match `read_scale`, and a sum with a number for each channel."""
     for product, shift in (tuple(node.input), tuple(reversed(node.input))):
         before = graph.node(product, "Mul")
-        if before is None or graph.num_readers(product) != 1 or graph.constant(shift) is None:
+        if before is None or graph.num_readers(product) != 1 or not graph.is_constant(shift):
             continue
         channels = _by_channel(graph, shift, product)
         if channels is not None:
@@ -182,7 +180,7 @@ def read_scale_and_shift(graph: ReadGraph, node: onnx.NodeProto) -> Match | None
 
 def _scaled(graph: ReadGraph, node: onnx.NodeProto, bias: Arrays) -> Match | None:
     for x, factor in (tuple(node.input), tuple(reversed(node.input))):
-        if graph.constant(x) is not None or graph.constant(factor) is None:
+        if graph.is_constant(x) or not graph.is_constant(factor):
             continue
         weight = _by_channel(graph, factor, x)
         if weight is None:

@@ -41,6 +41,10 @@ MOST_OPERATORS = 32
 """Operators that are searched for a function of dptrain. Those of users may have more."""
 
 
+SOFTPLUS_IS_ARGUMENT = 17.0
+"""The softplus of larger numbers is the number in float32."""
+
+
 class Operator(NamedTuple):
     """An operator of ONNX that computes a function of its first input.
 
@@ -346,6 +350,15 @@ def _clip(x: Expression, low: Expression | None = None, high: Expression | None 
     return bounded if high is None else apply("min", bounded, high)
 
 
+def _where(condition: Expression, x: Expression, y: Expression) -> Expression:
+    """Return a selection; PyTorch replaces a softplus by its argument above a threshold."""
+    if condition.operator == ">" and condition.operands[1].operator == CONSTANT:
+        is_equal = expressions.number(condition.operands[1]) >= SOFTPLUS_IS_ARGUMENT
+        if is_equal and is_close(canonical(y), canonical(apply("softplus", x))):
+            return y
+    return apply("where", condition, x, y)
+
+
 def _power(base: Expression, exponent: Expression) -> Expression:
     return expressions.power(base, exponent)
 
@@ -354,6 +367,7 @@ _READERS: Mapping[str, Callable[..., Expression]] = {
     **{name: functools.partial(apply, operator) for operator, name in _OPERATORS.items()},
     "Clip": _clip,
     "Pow": _power,
+    "Where": _where,
     "Reciprocal": lambda x: 1 / x,
 }
 """Functions that make an expression of an operator's inputs."""

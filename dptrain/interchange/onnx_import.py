@@ -175,7 +175,7 @@ def _matches(graph: ReadGraph, first: str, last: str) -> dict[str, tuple[onnx.No
 def _match(graph: ReadGraph, tensor: str) -> tuple[onnx.NodeProto, Match]:
     node = graph.node(tensor)
     if node is None:
-        what = "a constant" if graph.constant(tensor) is not None else "another input"
+        what = "a constant" if graph.is_constant(tensor) else "another input"
         raise UserError(f"'{shown(tensor)}' is {what}; expected a tensor that a layer computes")
     with _naming(node):
         found = match(graph, node)

@@ -59,7 +59,7 @@ def read_layer_norm_of_operators(graph: ReadGraph, node: onnx.NodeProto) -> Matc
     for scaled, bias in _orders(node):
         for normal, weight in _orders(graph.node(scaled, "Mul")):
             quotient = graph.node(normal, "Div")
-            if quotient is None or graph.constant(bias) is None or graph.constant(weight) is None:
+            if quotient is None or not graph.is_constant(bias) or not graph.is_constant(weight):
                 continue
             found = _standardised(graph, quotient)
             if found is not None:

@@ -80,6 +80,7 @@ def _conv(graph: OnnxGraph, node: Node, layer: Conv2d, inputs: Tensors) -> str:
         kernel_shape=layer.window,
         strides=layer.strides,
         pads=_pads(layer.pads(node.input_shape)),
+        dilations=layer.dilations,
         group=layer.groups,
     )
 

@@ -54,6 +54,14 @@ def constants(graph: ReadGraph, names: list[str], parts: tuple[str, ...]) -> Arr
     return found
 
 
+def convolution_arrays(graph: ReadGraph, names: list[str]) -> Arrays:
+    """Return weight and bias; zeros that an exporter computes for a bias are none."""
+    arrays = constants(graph, names, ("weight", "bias"))
+    if "bias" in arrays and graph.is_computed(names[1]) and not arrays["bias"].any():
+        del arrays["bias"]
+    return arrays
+
+
 def axes_of(graph: ReadGraph, node: onnx.NodeProto) -> list[int]:
     """Return the axes of a reduction, which are an attribute or an input."""
     listed = attributes(node).get("axes", ())

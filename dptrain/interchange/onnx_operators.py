@@ -29,13 +29,22 @@ from dptrain.interchange.onnx_channels import (
     read_transpose,
     require_channels,
 )
+from dptrain.interchange.onnx_constants import FREE_BATCH
 from dptrain.interchange.onnx_functions import ending_operators, match_function, operators
 from dptrain.interchange.onnx_layer_norm import (
     read_layer_norm,
     read_layer_norm_of_operators,
     read_transposed_layer_norm,
 )
-from dptrain.interchange.onnx_matching import Match, always, axes_of, constants, epsilon_of
+from dptrain.interchange.onnx_masks import read_random_mask
+from dptrain.interchange.onnx_matching import (
+    Match,
+    always,
+    axes_of,
+    constants,
+    convolution_arrays,
+    epsilon_of,
+)
 from dptrain.interchange.onnx_reading import ReadGraph, attributes, number
 from dptrain.interchange.onnx_resampling import (
     before_padding,
@@ -44,7 +53,6 @@ from dptrain.interchange.onnx_resampling import (
     read_slice,
     read_transposed_convolution,
 )
-from dptrain.interchange.onnx_shapes import FREE_BATCH
 from dptrain.network.activations import Affine
 from dptrain.network.combining import (
     Add,
@@ -81,13 +89,13 @@ def match(graph: ReadGraph, node: onnx.NodeProto) -> Match | None:
     Raises:
         UserError: the operator has a setting that its layer does not have.
     """
-    read = [x for x in node.input if x and graph.constant(x) is None]
+    read = [x for x in node.input if x and not graph.is_constant(x)]
     layouts = {graph.is_channels_last(x) for x in read}
     if len(layouts) > 1:
         raise UserError("its inputs have the channels on different axes; expected one axis")
     if True in layouts and node.op_type not in _ANY_LAYOUT:
         raise UserError(CHANNELS_ARE_LAST)
-    rows = {graph.is_row(x) for x in node.input if graph.constant(x) is None}
+    rows = {graph.is_row(x) for x in read}
     if True in rows and (len(rows) > 1 or node.op_type not in _OF_ROWS):
         raise UserError("its input is (N, C, W); expected maps (N, C, H, W)")
     for reader in READERS.get(node.op_type, ()):
@@ -112,7 +120,7 @@ def _cast(graph: ReadGraph, node: onnx.NodeProto) -> Match:
 
 
 def _conv(graph: ReadGraph, node: onnx.NodeProto) -> Match:
-    arrays = constants(graph, list(node.input[1:]), ("weight", "bias"))
+    arrays = convolution_arrays(graph, list(node.input[1:]))
     weight, values = arrays["weight"], attributes(node)
     if weight.ndim == 3:
         # Along a row of pixels, which is what (N, C, W) is read as.
@@ -120,13 +128,13 @@ def _conv(graph: ReadGraph, node: onnx.NodeProto) -> Match:
         values = _as_row(values)
     if weight.ndim != 4:
         raise UserError(f"its weight has {weight.ndim} axes; expected 4 (K, C, R, S)")
-    _refuse_dilations(values)
     filters, window = len(weight), (weight.shape[2], weight.shape[3])
     settings: dict[str, Any] = {
         "filters": filters,
         "kernel": _plain(window),
         "groups": values.get("group", 1),
         "stride": _plain(values.get("strides", (1, 1))),
+        "dilation": _plain(values.get("dilations", (1, 1))),
         "bias": "bias" in arrays,
     }
 
@@ -142,7 +150,7 @@ def _as_row(values: Mapping[str, Any]) -> dict[str, Any]:
     if "pads" in found:
         left, right = found["pads"]
         found["pads"] = [0, left, 0, right]
-    return found | {"strides": (1, *found.get("strides", (1,)))}
+    return found | {name: (1, *found.get(name, (1,))) for name in ("strides", "dilations")}
 
 
 def _refuse_dilations(values: Mapping[str, Any]) -> None:
@@ -216,7 +224,7 @@ def _dense(graph: ReadGraph, node: onnx.NodeProto, names: list[str], *, transpos
 
 
 def _matmul(graph: ReadGraph, node: onnx.NodeProto) -> Match | None:
-    if graph.constant(node.input[1]) is None:
+    if not graph.is_constant(node.input[1]):
         return None
     return _dense(graph, node, [node.input[1]], transposed=False)
 
@@ -224,9 +232,9 @@ def _matmul(graph: ReadGraph, node: onnx.NodeProto) -> Match | None:
 def _matmul_and_bias(graph: ReadGraph, node: onnx.NodeProto) -> Match | None:
     for product, bias in (tuple(node.input), tuple(reversed(node.input))):
         before = graph.node(product, "MatMul")
-        if before is None or graph.constant(bias) is None:
+        if before is None or not graph.is_constant(bias):
             continue
-        if graph.constant(before.input[1]) is not None and graph.num_readers(product) == 1:
+        if graph.is_constant(before.input[1]) and graph.num_readers(product) == 1:
             return _dense(graph, before, [before.input[1], bias], transposed=False)
     return None
 
@@ -322,6 +330,18 @@ def _flatten(graph: ReadGraph, node: onnx.NodeProto) -> Match:
     return Match((node.input[0],), make)
 
 
+def _reshapes(graph: ReadGraph, node: onnx.NodeProto) -> Match | None:
+    """Match several reshapes that give the shape of the input again."""
+    shape, before = graph.shape(node.output[0]), graph.node(node.input[0], "Reshape")
+    passed = set[str]()
+    while shape is not None and before is not None and before.output[0] not in passed:
+        passed.add(before.output[0])
+        if graph.shape(before.input[0]) == shape:
+            return Match((before.input[0],), always())
+        before = graph.node(before.input[0], "Reshape")
+    return None
+
+
 def _reshape(graph: ReadGraph, node: onnx.NodeProto) -> Match:
     target = graph.constant(node.input[1])
     if target is not None and target.size in (3, 4):
@@ -386,8 +406,6 @@ def _squeeze(graph: ReadGraph, node: onnx.NodeProto) -> Match:
 def _batch_norm(graph: ReadGraph, node: onnx.NodeProto) -> Match:
     parts = ("weight", "bias", "running_mean", "running_var")
     arrays, values = constants(graph, list(node.input[1:]), parts), attributes(node)
-    if values.get("training_mode", 0):
-        raise UserError("training_mode is 1; export the network for inference")
     layer = BatchNorm2d(
         epsilon=epsilon_of(node),
         momentum=number(1.0 - number(values.get("momentum", 0.9))),
@@ -406,13 +424,13 @@ def _group_norm(graph: ReadGraph, node: onnx.NodeProto) -> Match | None:
     """Match Reshape, InstanceNormalization, Reshape, Mul and Add."""
     for scaled, bias in (tuple(node.input), tuple(reversed(node.input))):
         product = graph.node(scaled, "Mul")
-        if product is None or graph.constant(bias) is None:
+        if product is None or not graph.is_constant(bias):
             continue
         for normal, weight in (tuple(product.input), tuple(reversed(product.input))):
             last = graph.node(normal, "Reshape")
             norm = None if last is None else graph.node(last.input[0], "InstanceNormalization")
             first = None if norm is None else graph.node(norm.input[0], "Reshape")
-            if norm is not None and first is not None and graph.constant(weight) is not None:
+            if norm is not None and first is not None and graph.is_constant(weight):
                 return _grouped(graph, norm, first.input[0], [weight, bias])
     return None
 
@@ -487,7 +505,7 @@ def _affine_step(graph: ReadGraph, tensor: str) -> tuple[float, float, str] | No
         return -1.0, 0.0, node.input[0]
     for x, name, is_second in ((*node.input, True), (*reversed(node.input), False)):
         values = graph.constant(name)
-        if values is None or values.size != 1 or graph.constant(x) is not None:
+        if values is None or values.size != 1 or graph.is_constant(x):
             continue
         if graph.is_parameter(name):
             raise UserError(f"its number '{name}' is a parameter; expected one for each channel")
@@ -501,7 +519,7 @@ def _affine_step(graph: ReadGraph, tensor: str) -> tuple[float, float, str] | No
 
 def _sum(graph: ReadGraph, node: onnx.NodeProto) -> Match | None:
     inputs = tuple(node.input)
-    if any(graph.constant(name) is not None for name in inputs):
+    if any(graph.is_constant(name) for name in inputs):
         return None
     return Match(inputs, always(*([Add(len(inputs))] if len(inputs) > 1 else [])))
 
@@ -509,7 +527,7 @@ def _sum(graph: ReadGraph, node: onnx.NodeProto) -> Match | None:
 def _product(graph: ReadGraph, node: onnx.NodeProto) -> Match | None:
     """Match a product; a gate in the size of the maps (Expand) is the gate."""
     inputs = tuple(node.input)
-    if any(graph.constant(name) is not None for name in inputs):
+    if any(graph.is_constant(name) for name in inputs):
         return None
     for position, name in enumerate(inputs):
         repeat, whole = graph.node(name, "Expand"), inputs[1 - position]
@@ -564,12 +582,12 @@ _LAYERS: Mapping[str, tuple[Reader, ...]] = {
     "LayerNormalization": (read_layer_norm,),
     "MatMul": (_matmul,),
     "MaxPool": (partial(_pool, MaxPool2d),),
-    "Mul": (_function, _sum_pool, read_scale, _affine, _product),
+    "Mul": (read_random_mask, _function, _sum_pool, read_scale, _affine, _product),
     "Neg": (_function, _affine),
     "Pad": (read_pad,),
     "ReduceMax": (partial(_reduction, GlobalMaxPool2d),),
     "ReduceMean": (partial(_reduction, GlobalAveragePool2d),),
-    "Reshape": (read_shuffle, read_blocks, _reshape),
+    "Reshape": (read_shuffle, read_blocks, _reshapes, _reshape),
     "Resize": (read_resize,),
     "Slice": (read_slice,),
     "SpaceToDepth": (read_space_to_depth,),

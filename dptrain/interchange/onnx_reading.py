@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper
 
 from dptrain.errors import UserError, shown
 from dptrain.files import require_regular
-from dptrain.interchange.onnx_shapes import FREE_BATCH, values_of_shapes
+from dptrain.interchange.onnx_constants import FREE_BATCH, Constants, replacement
 from dptrain.interchange.own_functions import known_functions
 
 TO_LAST, TO_FIRST = [0, 2, 3, 1], [0, 3, 1, 2]
@@ -42,12 +41,12 @@ class ReadGraph:
         self.metadata = {item.key: item.value for item in model.metadata_props}
         self.is_own = model.producer_name == "dptrain"
         self.functions = known_functions(self.metadata)
-        self._constants = {c.name: c for c in graph.initializer}
-        self._of_shapes = values_of_shapes(model)
-        self._channels_last = _channels_last(graph.node)
+        self._constants = Constants(model)
+        nodes = self._constants.nodes
+        self._channels_last = _channels_last(nodes)
         self._nodes: dict[str, onnx.NodeProto] = {}
         self.version = next((each.version for each in model.opset_import if not each.domain), 1)
-        for node in graph.node:
+        for node in nodes:
             _check_inputs(node, self.version)
             if node.op_type == "Split":
                 self._nodes.update(_parts(node))
@@ -60,18 +59,20 @@ class ReadGraph:
         self._readers = Counter(name for node in self._nodes.values() for name in node.input)
         self.outputs = [value.name for value in graph.output]
         self.inputs = {
-            value.name: _sizes(value) for value in graph.input if value.name not in self._constants
+            value.name: _sizes(value)
+            for value in graph.input
+            if value.name not in self._constants.given
         }
 
     def _without_differences(self) -> Iterator[tuple[str, onnx.NodeProto]]:
         """Yield the nodes by tensor; a difference of two tensors is a sum with a negative one."""
         for tensor, node in self._nodes.items():
-            if node.op_type != "Sub" or any(self.constant(name) is not None for name in node.input):
+            if node.op_type != "Sub" or any(map(self.is_constant, node.input)):
                 yield tensor, node
                 continue
             negative = f"{tensor}:negative"
             yield negative, helper.make_node("Neg", [node.input[1]], [negative], node.name)
-            yield tensor, helper.make_node("Add", [node.input[0], negative], [tensor], node.name)
+            yield tensor, replacement(node, "Add", [node.input[0], negative])
 
     def node(self, tensor: str, operator: str | None = None) -> onnx.NodeProto | None:
         """Return the node that computes a tensor; None if none does, or if it is another one."""
@@ -128,34 +129,22 @@ class ReadGraph:
     def constant(self, tensor: str) -> NDArray[Any] | None:
         """Return the values of a constant; None for tensors that depend on the input.
 
-        Numbers that are computed from shapes count as constants; the number of samples is
-        `FREE_BATCH` in them if it is free.
+        What is computed from constants and shapes is constant; the number of samples is
+        `FREE_BATCH` if it is free.
         """
-        if tensor in self._of_shapes:
-            return self._of_shapes[tensor]
-        *between, last = self._chain(tensor, ("Identity", "Unsqueeze", "Cast"))
-        node = self._nodes.get(last)
-        if last in self._constants:
-            values: NDArray[Any] | None = _values(self._constants[last])
-        else:
-            is_constant = node is not None and node.op_type == "Constant"
-            values = _constant_value(node) if node is not None and is_constant else None
-        for name in reversed(between):
-            if values is not None:
-                values = self._converted(values, self._nodes[name])
-        return values
+        return self._constants.value(self.before_identities(tensor))
 
-    def _converted(self, values: NDArray[Any], node: onnx.NodeProto) -> NDArray[Any]:
-        """Return a constant after Identity, Cast or Unsqueeze."""
-        settings = attributes(node)
-        if node.op_type == "Cast":
-            return values.astype(helper.tensor_dtype_to_np_dtype(settings["to"]))
-        if node.op_type == "Unsqueeze":
-            axes = settings.get("axes")
-            found = self.constant(node.input[1]) if axes is None else np.asarray(axes)
-            if found is not None:
-                return np.expand_dims(values, tuple(int(axis) for axis in found.reshape(-1)))
-        return values
+    def is_constant(self, tensor: str) -> bool:
+        """Return whether `constant` has the values of a tensor."""
+        return self.before_identities(tensor) in self._constants
+
+    def is_computed(self, tensor: str) -> bool:
+        """Return whether the file has no such constant, but computes it from others."""
+        return self.before_identities(tensor) not in self._constants.given
+
+    def shape(self, tensor: str) -> tuple[int, ...] | None:
+        """Return the shape of a tensor, with `FREE_BATCH` samples; None if it is not known."""
+        return self._constants.shape(tensor)
 
     def is_parameter(self, tensor: str) -> bool:
         """Return whether a constant is a parameter of a module: exporters keep their names.
@@ -163,7 +152,7 @@ class ReadGraph:
         Names of other constants have no dots between words, such as ``onnx::Mul_7`` or ``val_3``.
         """
         source = self.source(tensor)
-        return source in self._constants and re.fullmatch(r"\w+(\.\w+)+", source) is not None
+        return source in self._constants.given and re.fullmatch(r"\w+(\.\w+)+", source) is not None
 
     def source(self, tensor: str) -> str:
         """Return the name of the constant that a tensor is, with other axes possibly."""
@@ -221,9 +210,13 @@ def number(value: float) -> float:
 
 
 def describe(node: onnx.NodeProto) -> str:
-    """Return a name of a node for messages."""
+    """Return a name of a node for messages, with the module of PyTorch if the file states it."""
     name = node.name or (node.output[0] if node.output else "")
-    return f"node '{shown(name)}' ({shown(node.op_type)})"
+    scopes = {each.key: each.value for each in node.metadata_props}.get("namespace", "").split("/")
+    # Each is "name: class", and the last one is the operation.
+    module = scopes[-2].partition(":")[0] if len(scopes) > 1 else ""
+    where = f" of module '{shown(module)}'" if module else ""
+    return f"node '{shown(name)}' ({shown(node.op_type)}){where}"
 
 
 def _channels_last(nodes: Iterable[onnx.NodeProto]) -> frozenset[str]:
@@ -287,23 +280,3 @@ def _check_inputs(node: onnx.NodeProto, version: int) -> None:
 def _sizes(value: onnx.ValueInfoProto) -> tuple[int | None, ...]:
     dims = value.type.tensor_type.shape.dim
     return tuple(d.dim_value if d.HasField("dim_value") else None for d in dims)
-
-
-def _values(constant: TensorProto) -> NDArray[Any]:
-    try:
-        return np.asarray(numpy_helper.to_array(constant))
-    except Exception as error:  # onnx has many classes of errors.
-        raise UserError(
-            f"the constant '{shown(constant.name)}' is damaged ({shown(error)}); export the model "
-            "again"
-        ) from None
-
-
-def _constant_value(node: onnx.NodeProto) -> NDArray[Any] | None:
-    values: Mapping[str, Any] = attributes(node)
-    for key, value in values.items():
-        if isinstance(value, TensorProto):
-            return _values(value)
-        if key.startswith("value_"):
-            return np.asarray(value)
-    return None

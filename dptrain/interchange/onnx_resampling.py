@@ -10,7 +10,7 @@ import onnx
 from numpy.typing import NDArray
 
 from dptrain.errors import UserError
-from dptrain.interchange.onnx_matching import Match, always, constants
+from dptrain.interchange.onnx_matching import Match, always, convolution_arrays
 from dptrain.interchange.onnx_reading import ReadGraph, attributes, number
 from dptrain.network.layers import Layer, Shape, maps_of
 from dptrain.network.maps.channels import ChannelSlice
@@ -24,6 +24,9 @@ from dptrain.network.maps.resampling import (
 
 FIRST_SIZES = 11
 """Opset from which on Resize has sizes, regions of interest before the scales, and positions."""
+
+WHOLE = 2**31 - 1
+"""A slice that ends there ends with the axis."""
 
 PAD_MODES = {"zeros": "constant", "reflect": "reflect", "replicate": "edge"}
 """Modes of ONNX by those of `Pad2d`."""
@@ -119,17 +122,15 @@ def _pad(sides: tuple[int, int, int, int], mode: Any) -> Pad2d:
 def read_transposed_convolution(graph: ReadGraph, node: onnx.NodeProto) -> Match:
     """Match a transposed convolution: zeros between and around the pixels, and a convolution."""
     values, names = attributes(node), list(node.input[1:])
-    arrays = constants(graph, names, ("weight", "bias"))
+    arrays = convolution_arrays(graph, names)
     weight, groups = arrays["weight"], int(values.get("group", 1))
     if weight.ndim != 4:
         raise UserError(f"its weight has {weight.ndim} axes; expected 4 (C, K, R, S)")
     for name in ("auto_pad", "output_shape"):
         if values.get(name, "NOTSET") != "NOTSET":
             raise UserError(f"it has {name}; expected pads and output_padding")
-    if any(value != 1 for value in values.get("dilations", ())):
-        raise UserError(f"dilations are {list(values['dilations'])}; expected 1")
     channels, filters, height, width = weight.shape
-    stride = _single(values.get("strides", (1, 1)))
+    stride, dilation = (_single(values.get(key, (1, 1))) for key in ("strides", "dilations"))
     top, left, bottom, right = values.get("pads", (0, 0, 0, 0))
     extra_rows, extra_columns = values.get("output_padding", (0, 0))
     padding = top, bottom - extra_rows, left, right - extra_columns
@@ -141,7 +142,7 @@ def read_transposed_convolution(graph: ReadGraph, node: onnx.NodeProto) -> Match
     arrays["weight"] = turned.reshape(groups * filters, channels // groups, height, width)
     layers = transposed_convolution(
         groups * filters, _single((height, width)), stride, padding, groups=groups,
-        bias="bias" in arrays,
+        bias="bias" in arrays, dilation=dilation,
     )  # fmt: skip
     return Match((node.input[0],), always(*layers), arrays, graph.source(names[0]))
 
@@ -256,7 +257,10 @@ def read_slice(graph: ReadGraph, node: onnx.NodeProto) -> Match:
     parts = {
         axis: slice(*map(int, bounds))
         for axis, *bounds in zip(axes, starts, ends, steps, strict=True)
+        if bounds[0] or bounds[1] < WHOLE or bounds[2] != 1
     }
+    if not parts:
+        return Match((x,), always())
     if min(steps) < 1 or (1 in parts and parts[1].step != 1) or 0 in parts:
         raise UserError(
             f"it has the axes {axes} and steps {list(steps)}; expected consecutive channels, and "

@@ -89,6 +89,8 @@ def _conv(node: Node, layer: Conv2d) -> Code:
         arguments.append(f"stride={_pair(layer.strides)}")
     if padding != "0":
         arguments.append(f"padding={padding}")
+    if layer.dilations != (1, 1):
+        arguments.append(f"dilation={_pair(layer.dilations)}")
     if layer.groups > 1:
         arguments.append(f"groups={layer.groups}")
     if not layer.bias:

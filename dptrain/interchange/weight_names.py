@@ -27,6 +27,14 @@ ALIASES = {
 }  # fmt: skip
 """Names of layers in timm's VGG, and in torchvision's; its ResNets have those of torchvision."""
 
+LAYER_SCALE = "layer_scale"
+"""Name of a factor per channel: an array in torchvision's ConvNeXt, here the weight of a depthwise
+1×1 convolution of this name."""
+
+AUXILIARY = ("aux1.", "aux2.", "AuxLogits.")
+"""Beginnings of the names in torchvision's GoogLeNet and Inception v3 of auxiliary classifiers,
+which inference does not use and the networks of the zoo lack."""
+
 
 def expected_shapes(network: Network) -> dict[str, Shape]:
     """Return the shapes of the parameters and the statistics of a network by name."""
@@ -43,6 +51,7 @@ def names_in(network: Network, found: Collection[str]) -> dict[str, str]:
     """
     own = expected_shapes(network)
     ends = {name: name for name in own}
+    ends |= {n.removesuffix(".weight"): n for n in own if n.endswith(f"{LAYER_SCALE}.weight")}
     for alias, layer in ALIASES.items():
         ends |= {f"{alias}{n.removeprefix(layer)}": n for n in own if n.startswith(layer)}
     prefixes: Counter[str] = Counter()
@@ -57,10 +66,23 @@ def names_in(network: Network, found: Collection[str]) -> dict[str, str]:
 
 
 def has_shape(shape: Shape, expected: Shape) -> bool:
-    """Return whether an array has a shape, or is a convolution (K, C, R, S) over a whole map."""
-    is_dense = len(expected) == 2 and len(shape) == 4
-    flat = (shape[0], math.prod(shape[1:])) if is_dense else shape
-    return flat == expected
+    """Return whether an array has a shape, but for the form of the layer that it belongs to.
+
+    It may be a convolution (K, C, R, S) over a whole map for a dense layer, and a dense layer
+    (K, C) or a factor per channel for a 1×1 convolution.
+
+    Example:
+        >>> has_shape((10, 8, 2, 2), (10, 32)), has_shape((10, 8), (10, 8, 1, 1))
+        (True, True)
+    """
+    if len(expected) == 2 and len(shape) == 4:
+        return (shape[0], math.prod(shape[1:])) == expected
+    return shape + (1,) * (len(expected) - len(shape)) == expected
+
+
+def is_auxiliary(name: str) -> bool:
+    """Return True for an array of a part of a network that only some trainings use."""
+    return any(f".{part}" in f".{name}" for part in AUXILIARY)
 
 
 def network_of_weights(path: str | os.PathLike[str]) -> str | None:
@@ -93,7 +115,7 @@ def _is_of(network: Network, shapes: Mapping[str, Shape]) -> bool:
     """Return True if arrays are those of a network with any input channels and outputs."""
     expected, names = expected_shapes(network), names_in(network, shapes)
     own = set(names.values())
-    left = [name for name in shapes if name not in own]
+    left = [name for name in shapes if name not in own and not is_auxiliary(name)]
     if names.keys() != expected.keys() or not all(NORMALIZATION in name for name in left):
         return False
     first = next(node for node in network.nodes if node.parameters)

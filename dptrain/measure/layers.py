@@ -6,16 +6,21 @@ there, as they mostly are in a step.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dptrain.backends import load_backend
 from dptrain.batch import Batch
 from dptrain.machine import available_cores
+from dptrain.measure.profile.explanations import algorithms
+from dptrain.measure.profile.profile import Roofs
+from dptrain.measure.profile.rooflines import is_low, least_work
+from dptrain.measure.profile.tables import LOW_MARK, LOW_NOTE
+from dptrain.measure.roofs import measure_roofs
 from dptrain.network.biases import separate_biases
 from dptrain.network.network import Network
 from dptrain.network.random_batch import random_batch
@@ -38,11 +43,19 @@ class StageTime:
     Attributes:
         median: median over repetitions, summed over the stages of the layers.
         low, high: first and third quartile, summed likewise.
+        least: least time in the roofline model, summed likewise; None if the limits of the machine
+            are not certain.
     """
 
     median: float
     low: float
     high: float
+    least: float | None = None
+
+    @property
+    def roofline_share(self) -> float | None:
+        """Least time divided by the median; None if it is not known."""
+        return None if self.least is None else self.least / self.median
 
 
 @dataclass(frozen=True)
@@ -62,6 +75,29 @@ class LayerTimes:
     by_backend: dict[str, StageTime]
 
 
+@dataclass(frozen=True)
+class TimedLayers:
+    """The times of the layers of a step, and the limits of the machine.
+
+    Attributes:
+        rows: the times.
+        roofs: measured limits by name of the backend. `Roofs.withheld` states why its times are not
+            compared with them, if so.
+    """
+
+    rows: tuple[LayerTimes, ...]
+    roofs: Mapping[str, Roofs]
+
+    def values(self) -> list[dict[str, Any]]:
+        """Return the rows as values for JSON, with the shares of the roofline."""
+        rows = [asdict(row) for row in self.rows]
+        for row, values in zip(self.rows, rows, strict=True):
+            for name, time in row.by_backend.items():
+                share = time.roofline_share
+                values["by_backend"][name] |= {"roofline_share": share, "is_low": is_low(share)}
+        return rows
+
+
 def time_layers(
     network: Network,
     backends: Sequence[str],
@@ -71,8 +107,8 @@ def time_layers(
     threads: int | None = None,
     inference: bool = False,
     fused: bool = True,
-) -> list[LayerTimes]:
-    """Time the stages of a training step or of inference on random data.
+) -> TimedLayers:
+    """Time the stages of a training step or of inference on random data, and measure the limits.
 
     Args:
         network: the network.
@@ -91,6 +127,7 @@ def time_layers(
         network = separate_biases(network)
     plans: dict[str, Plan] = {}
     times: dict[str, dict[str, StageTime]] = {}
+    roofs: dict[str, Roofs] = {}
     for name in backends:
         backend = load_backend(name)
         backend.choose_device(0)
@@ -105,8 +142,29 @@ def time_layers(
             fused=fused,
         )
         replica = backend.make_replica(plan)
-        plans[name], times[name] = plan, _time_stages(replica)
-    return _rows(plans, times)
+        measured = _time_stages(replica)
+        limits = measure_roofs(backend, plan, replica.memory)
+        plans[name] = plan
+        times[name], roofs[name] = _with_least(plan, measured, limits)
+    return TimedLayers(tuple(_rows(plans, times)), roofs)
+
+
+def _with_least(
+    plan: Plan, times: Mapping[str, StageTime], roofs: Roofs
+) -> tuple[dict[str, StageTime], Roofs]:
+    """Return times with the least ones, unless the limits are not certain, and the limits."""
+    names, least = algorithms(plan), dict[str, float]()
+    for stage in plan.stages:
+        if stage.name in times:
+            work = least_work(plan, stage, names.get(stage.name, ""))
+            least[stage.name] = roofs.least_ms(*work)
+    faster = [name for name, time in least.items() if time > times[name].low]
+    if faster and not roofs.withheld:
+        reason = f"{faster[0]} took less time than the measured limits allow"
+        roofs = replace(roofs, withheld=reason)
+    if roofs.withheld:
+        return dict(times), roofs
+    return {name: replace(time, least=least.get(name)) for name, time in times.items()}, roofs
 
 
 def _time_stages(replica: Replica) -> dict[str, StageTime]:
@@ -187,13 +245,19 @@ def _row(
 
 def _sum(times: Iterable[StageTime]) -> StageTime:
     found = list(times)
+    least = [t.least for t in found if t.least is not None]
     return StageTime(
-        sum(t.median for t in found), sum(t.low for t in found), sum(t.high for t in found)
-    )
+        sum(t.median for t in found), sum(t.low for t in found), sum(t.high for t in found),
+        sum(least) if len(least) == len(found) else None,
+    )  # fmt: skip
 
 
-def layers_table(rows: Sequence[LayerTimes], title: str) -> Table:
-    """Return the table of times in µs (± half the interquartile range), rates and ratios."""
+def layers_table(timed: TimedLayers, title: str) -> Table:
+    """Return the table of times in µs (± half the interquartile range), rates and ratios.
+
+    Times of which the limits of the machine require less than a third are marked.
+    """
+    rows = timed.rows
     backends = list(rows[0].by_backend) if rows else []
     first, others = backends[:1], backends[1:]
     columns = [
@@ -208,7 +272,20 @@ def layers_table(rows: Sequence[LayerTimes], title: str) -> Table:
     ratios = [f"{total[first[0]] / total[name]:.2f}" for name in others]
     sums = (f"{1e3 * time:.1f}" for time in total.values())
     cells += [[], ["sum of all", "", *sums, "", *ratios]]
-    return Table.of_rows(title, columns, cells, text=("layers", ""))
+    return Table.of_rows(title, columns, cells, text=("layers", ""), note=_note(timed))
+
+
+def _note(timed: TimedLayers) -> str:
+    """Return the meaning of the marks, or why there are none."""
+    times = [time for row in timed.rows for time in row.by_backend.values()]
+    found = [
+        f"No time on {name} is compared with the roofline, because {roofs.withheld}."
+        for name, roofs in timed.roofs.items()
+        if roofs.withheld
+    ]
+    if any(is_low(time.roofline_share) for time in times):
+        found.insert(0, f"{LOW_NOTE[:-1]}, the least time by the measured limits of the machine.")
+    return " ".join(found)
 
 
 def _spread(time: StageTime) -> float:
@@ -218,7 +295,11 @@ def _spread(time: StageTime) -> float:
 
 def _cells(row: LayerTimes, backends: Sequence[str]) -> list[str]:
     times = [row.by_backend.get(name) for name in backends]
-    cells = ["" if t is None else f"{1e3 * t.median:.2f} ±{_spread(t):.0%}" for t in times]
+    cells = [
+        "" if t is None
+        else f"{1e3 * t.median:.2f} ±{_spread(t):.0%}{LOW_MARK * is_low(t.roofline_share)}"
+        for t in times
+    ]  # fmt: skip
     first = times[0]
     cells.append(f"{row.flops / first.median / 1e6:,.1f}" if first and row.flops else "")
     for other in times[1:]:

@@ -24,7 +24,7 @@ from dptrain.network.combining import (
 from dptrain.network.files import get_network, read_network, write_network
 from dptrain.network.functional import Input, Tensor, name_scope
 from dptrain.network.initial import initial_parameters
-from dptrain.network.initializers import Constant, He, Normal
+from dptrain.network.initializers import Constant, He, Normal, Uniform
 from dptrain.network.kinds import LAYERS
 from dptrain.network.layers import (
     AveragePool2d,
@@ -114,6 +114,7 @@ __all__ = [
     "SumPool2d",
     "Tanh",
     "Tensor",
+    "Uniform",
     "get_network",
     "initial_parameters",
     "name_scope",

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dptrain.network.initializers import Constant
+from dptrain.network.initializers import Constant, Uniform
 from dptrain.network.layers import Parameter
 from dptrain.network.network import Network
 
@@ -58,4 +58,7 @@ def draw(parameter: Parameter, seed: int, target: NDArray[Any]) -> None:
     rows = max(BLOCK // math.prod(target.shape[1:]), 1)
     for start in range(0, len(target), rows):
         block = target[start : start + rows]
-        block[...] = std * generator.standard_normal(block.shape)
+        if isinstance(init, Uniform):
+            block[...] = std * math.sqrt(3.0) * generator.uniform(-1.0, 1.0, block.shape)
+        else:
+            block[...] = std * generator.standard_normal(block.shape)

@@ -39,6 +39,31 @@ class Normal(metaclass=NamedArguments):
 
 
 @dataclass(frozen=True)
+class Uniform(metaclass=NamedArguments):
+    """Uniform(−b, b) with b = scale / sqrt(fan_in).
+
+    The scale 1 is PyTorch's default for convolutions and dense layers, sqrt(6) is the uniform form
+    of `He`.
+
+    Source: LeCun et al., "Efficient backprop", 1998, section 4.6.
+
+    Example:
+        >>> round(Uniform(1.0).deviation(12), 4)  # b = 0.2887
+        0.1667
+    """
+
+    scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.scale < math.inf:
+            raise UserError(f"uniform scale is {self.scale}; expected a finite number, 0 or more")
+
+    def deviation(self, fan_in: int) -> float:
+        """Standard deviation for a unit with `fan_in` inputs."""
+        return self.scale / math.sqrt(3.0 * fan_in)
+
+
+@dataclass(frozen=True)
 class Constant(metaclass=NamedArguments):
     """Every element equals `value`."""
 
@@ -49,4 +74,4 @@ class Constant(metaclass=NamedArguments):
             raise UserError(f"constant is {self.value}; expected a finite number")
 
 
-Initializer = He | Normal | Constant
+Initializer = He | Normal | Uniform | Constant

@@ -252,23 +252,34 @@ class Layer(metaclass=NamedArguments):
 class Conv2d(Layer):
     """Two-dimensional cross-correlation, by default with a bias per filter.
 
-    y[n, k, i, j] = b[k] + Σ x[n, c, i·stride + r − top, j·stride + s − left] · w[k, c, r, s],
-    summed over c, r and s. With several groups, channels and filters are divided into equal groups,
-    and each filter reads the channels of its group only: one channel in a depthwise convolution,
-    whose number of groups is that of the channels.
+    y[n, k, i, j] = b[k] + Σ x[n, c, h, v] · w[k, c, r, s] over c, r and s, with
+    h = i·stride + r·dilation − top and v = j·stride + s·dilation − left. With several groups,
+    channels and filters are divided into equal groups, and each filter reads the channels of its
+    group only: one channel in a depthwise convolution, whose number of groups is that of the
+    channels.
+
+    Source of dilation: Yu and Koltun, "Multi-scale context aggregation by dilated convolutions",
+    2016.
 
     Attributes:
         filters: number of output channels K.
         kernel: R and S, one number or a pair.
         stride: one number or a pair.
         padding: number of zeros on every side, or "same" (output ceil(size / stride)), "valid"
-            (none), or "full" (kernel − 1).
+            (none), or "full" (extent of the kernel − 1).
         groups: number of groups; a divisor of channels and filters.
         bias: False omits the bias, which a normalisation after the convolution would cancel.
         rounding: "strict" requires that windows end at the last row and column, padding included;
             "floor" ignores rows and columns after the last window. "same" always fits.
         weight_init, bias_init: distributions of the initial parameters.
         weight_decay: λ for the weights; biases are not decayed.
+        dilation: distance of the pixels that adjacent weights of the kernel multiply, one number or
+            a pair; the kernel then extends over (kernel − 1) · dilation + 1 rows and columns.
+
+    Example:
+        >>> from dptrain import Input
+        >>> Conv2d(4, 3, padding="valid", dilation=2)(Input((3, 8, 8))).shape
+        (4, 4, 4)
     """
 
     kind: ClassVar[str] = "conv"
@@ -283,6 +294,7 @@ class Conv2d(Layer):
     groups: int = 1
     bias: bool = True
     rounding: Rounding = "strict"
+    dilation: int | tuple[int, int] = 1
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -296,6 +308,10 @@ class Conv2d(Layer):
             )
         for value in (*self.window, *self.strides):
             check_size(value, "conv kernel or stride")
+        for value in _pair(self.dilation):
+            check_size(value, "conv dilation")
+        for extent in self.extents:
+            check_size(extent, "conv extent of the dilated kernel")
         if isinstance(self.padding, str):
             if self.padding not in ("same", "valid", "full"):
                 raise UserError(
@@ -315,12 +331,24 @@ class Conv2d(Layer):
         """Vertical and horizontal stride."""
         return _pair(self.stride)
 
+    @property
+    def dilations(self) -> tuple[int, int]:
+        """Vertical and horizontal dilation; 1 for directions in which the kernel has one weight."""
+        down, across = _pair(self.dilation)
+        return down if self.window[0] > 1 else 1, across if self.window[1] > 1 else 1
+
+    @property
+    def extents(self) -> tuple[int, int]:
+        """Rows and columns of the input from the first to the last weight of a filter."""
+        (r, s), (down, across) = self.window, self.dilations
+        return (r - 1) * down + 1, (s - 1) * across + 1
+
     def pads(self, input_shape: Shape) -> Pads:
         """Zeros ((top, bottom), (left, right)) around each map."""
         if self.padding == "full":
-            r, s = self.window
+            r, s = self.extents
             return (r - 1, r - 1), (s - 1, s - 1)
-        return _pads(self, input_shape, self.window)
+        return _pads(self, input_shape, self.extents)
 
     def output_shape(self, input_shape: Shape) -> Shape:
         channels = maps_of("conv", input_shape)[0]
@@ -330,7 +358,8 @@ class Conv2d(Layer):
                 "divisor of the number of channels"
             )
         axes = ("conv height", "conv width")
-        return self.filters, *_window_counts(self, input_shape, self.window, axes, "kernel")
+        noun = "kernel" if self.dilations == (1, 1) else "extent of the dilated kernel"
+        return self.filters, *_window_counts(self, input_shape, self.extents, axes, noun)
 
     def parameters(self, input_shape: Shape) -> tuple[Parameter, ...]:
         channels = input_shape[0] // self.groups

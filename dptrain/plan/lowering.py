@@ -319,6 +319,8 @@ class Explanation:
         reason: why the backend selected it.
         others: other algorithms, with their estimated time divided by that of the selected one;
             None if their times cannot be compared.
+        estimated_ms: estimated time of the algorithm for a full batch, on the machine of
+            `dptrain.backends.base.Backend.estimated_gflops`; None if there is none.
     """
 
     algorithm: str
@@ -326,6 +328,7 @@ class Explanation:
     units: str = ""
     reason: str = ""
     others: tuple[tuple[str, float | None], ...] = ()
+    estimated_ms: float | None = None
 
     @classmethod
     def of(
@@ -338,6 +341,7 @@ class Explanation:
         tile: str = "",
         units: str = "",
         note: str = "",
+        per_ms: float | None = None,
     ) -> Explanation:
         """Return the explanation of a choice.
 
@@ -347,6 +351,7 @@ class Explanation:
             selection, stage: as passed to `select`.
             tile, units: as above.
             note: the reason unless `selection` names the choice, if it says more than estimates.
+            per_ms: units of the estimates in a ms; None if they are no times.
         """
         name = choice.algorithm.name
         others = tuple(
@@ -359,7 +364,9 @@ class Explanation:
         reason = note or ("lowest estimated time" if others else "the only algorithm")
         if selection.named(stage) in (str(choice), name):
             reason = selection.reason
-        return cls(name, tile, units, reason, others)
+        is_known = per_ms is not None and math.isfinite(choice.estimate)
+        time = choice.estimate / per_ms if is_known and per_ms else None
+        return cls(name, tile, units, reason, others, time)
 
 
 @dataclass(frozen=True)
@@ -433,7 +440,8 @@ class Lowering(Protocol):
     Attributes:
         name: name of the backend.
         precisions: supported precisions by name, the default first.
-        fusions: sequences of layer classes that the backend can compute as one group.
+        fusions: sequences of layer classes that the backend can compute as one group; `Activation`
+            means every function of single elements.
         inference_fusions: further ones of plans without training.
         concurrent_weight_gradients: stages of `BACKWARD_WEIGHT` may run concurrently with all
             stages that follow, up to the update.

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dptrain.errors import UserError
+from dptrain.network.elementwise import Activation
 from dptrain.network.initializers import Constant
 from dptrain.network.layers import Layer, Parameter, Shape
 from dptrain.network.network import INPUT as INPUT
@@ -364,8 +365,13 @@ def _match(
         if len(following) != 1:
             return ()
         nodes.append(following[0])
-    matches = all(type(node.layer) is cls for node, cls in zip(nodes, pattern, strict=True))
+    matches = all(_is_of(node.layer, cls) for node, cls in zip(nodes, pattern, strict=True))
     return tuple(nodes) if matches else ()
+
+
+def _is_of(layer: Layer, cls: type[Layer]) -> bool:
+    """Return whether a class in a fusion means a layer; `Activation` means all functions."""
+    return type(layer) is cls or (cls is Activation and isinstance(layer, Activation))
 
 
 def _group_flops(group: Group, phase: Phase, phases: Iterable[Phase]) -> int:

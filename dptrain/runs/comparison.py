@@ -11,8 +11,8 @@ from dptrain.runs.records import RESULTS, Record, read_spans
 from dptrain.runs.spans import Spans
 
 ABOUT = (
-    "run", "started", "state", "resumed_after", "resumed", "planned_steps", "tags", "note", "host",
-    "cpu", "digest",
+    "run", "started", "state", "resumed_after", "resumed", "incidents", "planned_steps", "tags",
+    "note", "host", "cpu", "digest",
 )  # fmt: skip
 """Names that differ between most runs and are no settings."""
 

@@ -17,6 +17,7 @@ from typing import Any
 from dptrain.errors import UserError
 from dptrain.forms import fitting, read_object
 from dptrain.runs.files import FORMS
+from dptrain.runs.incidents import read_incidents, summary_line
 from dptrain.runs.labels import Labels
 from dptrain.runs.names import CONFIG, FAILURE, LOCK, SPECIFICATION, SUMMARY
 from dptrain.runs.spans import Span, Spans
@@ -55,9 +56,10 @@ def list_runs(
 
     Returns:
         Records with the names ``run`` (its directory), ``started``, ``state``, ``resumed_after``
-        (steps), ``resumed``, ``tags``, ``note``, all settings, and the results. If a run was
-        resumed with other settings, the settings are those of the step whose parameters it kept,
-        ``selected_step``; ``resumed`` states what changed, and times are those of ``timed_steps``.
+        (steps), ``resumed``, ``incidents`` (what faults have cost), ``tags``, ``note``, all
+        settings, and the results. If a run was resumed with other settings, the settings are those
+        of the step whose parameters it kept, ``selected_step``; ``resumed`` states what changed,
+        and times are those of ``timed_steps``.
 
     Raises:
         UserError: a folder does not exist, or a condition is invalid.
@@ -118,6 +120,7 @@ def read_record(folder: Path) -> Record:
         "state": _state(folder, summary),
         "resumed_after": ", ".join(str(span.first_step - 1) for span in spans.items[1:]),
         "resumed": spans.resumes(selected),
+        "incidents": _incidents(folder),
         "tags": ",".join(labels.tags),
         "note": labels.note,
         **span.settings,
@@ -137,6 +140,13 @@ def read_record(folder: Path) -> Record:
         "host": span.environment.get("host"),
         "cpu": span.environment.get("cpu"),
     }
+
+
+def _incidents(folder: Path) -> str:
+    """Return what faults have cost the run; "" without any."""
+    with suppress(UserError):
+        return summary_line(read_incidents(folder))
+    return ""
 
 
 def read_spans(folder: Path) -> Spans:

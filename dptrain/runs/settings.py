@@ -58,6 +58,28 @@ class DirectorySettings(SettingGroup[UntilRecipe, UntilStart]):
         at_least=1,
     )
 
+    snapshots: bool = setting(
+        "output",
+        False,
+        "Also keep the state in memory that outlives the processes, on each node, "
+        "in /dev/shm. A run that is resumed after a rank was killed continues from it. "
+        "`dptrain train --survive` sets it.",
+    )
+    snapshot_every: int | UntilRecipe = setting(
+        "output",
+        None,
+        "Steps between two snapshots, which are the steps that a killed rank can cost.",
+        unset=0,
+        otherwise="so many that snapshots take 0.5% of the time",
+        at_least=1,
+    )
+    snapshot_mib: int = setting(
+        "output",
+        4096,
+        "Most memory of a node in MiB for snapshots; three copies of the state must fit.",
+        at_least=1,
+    )
+
     def refuse_contradictions(self) -> None:
         super().refuse_contradictions()
         if self.tags is not None:

@@ -36,11 +36,15 @@ def runs_table(records: Sequence[Record], columns: Sequence[str] = ()) -> Table:
 
 
 def resume_lines(records: Sequence[Record]) -> list[str]:
-    """Return a line for each run that was resumed: after which steps, and what changed then."""
+    """Return a line for each run that was resumed: after which steps, and what changed then.
+
+    If faults were the reason, it states what they have cost.
+    """
     return [
         f"{record['run']} was resumed {record['resumed']}"
+        + (f"; {record['incidents']}" if record["incidents"] else "")
         for record in records
-        if record["resumed"]
+        if record["resumed"] or record["incidents"]
     ]
 
 

@@ -162,17 +162,38 @@ class Child:
 
     Only this process receives Ctrl-C then. If this process is killed, the launcher ends too, and
     its ranks with it.
+
+    Args:
+        command: the launcher, its arguments and the program.
+        output: file for standard output; None: that of this process.
+        errors: file for standard error; None: `output`.
+        environ: the environment variables. [default: `child_environment`]
     """
 
-    def __init__(self, command: Sequence[str], log: IO[bytes]) -> None:
+    def __init__(
+        self,
+        command: Sequence[str],
+        output: IO[bytes] | None,
+        errors: IO[bytes] | None = None,
+        environ: Mapping[str, str] | None = None,
+    ) -> None:
         self._process = subprocess.Popen(
             [*_end_with_parent(), *command],
             stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            env=child_environment(),
+            stdout=output,
+            stderr=errors or subprocess.STDOUT,
+            env=child_environment() if environ is None else environ,
             start_new_session=True,
         )
+
+    @property
+    def pid(self) -> int:
+        """The process of the launcher, which is also the number of its session."""
+        return self._process.pid
+
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal to the launcher."""
+        self._process.send_signal(number)
 
     def wait(self, seconds: float) -> int | None:
         """Return the exit code; None if the launch still runs after so many seconds."""

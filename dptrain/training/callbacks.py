@@ -27,7 +27,7 @@ from dptrain.training.output.board import (
 )
 from dptrain.training.output.display import Display
 from dptrain.training.output.loggers import LOGGERS, RunLogger, numbers
-from dptrain.training.persistence.checkpoints import replica_arrays
+from dptrain.training.persistence.snapshots import save_state
 
 if TYPE_CHECKING:
     from dptrain.training.engines import StepResult
@@ -318,16 +318,11 @@ class Checkpoints(Callback):
         if job.run is None or (is_early and not trainer.is_last_step):
             return
         with job.recorder.between(CHECKPOINT):
-            # The newest checkpoint is never older than the best one, so that a run which is
-            # resumed finds the best evaluation among those before.
             found = best.checkpoint if best.step > best.stored_step else None
-            if found is not None:
-                path = job.run.save_checkpoint(found.step, found.arrays, found.facts)
-                job.run.best.link(path, found.step)
-                best.stored_step = found.step
-            if best.step != trainer.step:
-                facts, arrays = job.checkpoint_facts(), replica_arrays(job.replica)
-                job.run.save_checkpoint(trainer.step, arrays, facts.to_mapping())
+            facts = job.checkpoint_facts().to_mapping()
+            if found is not None or best.step != trainer.step:
+                save_state(job.run, found, trainer.step, job.replica, facts)
+            best.stored_step = max(best.stored_step, best.step)
         self._written_at = monotonic()
 
 

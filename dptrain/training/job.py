@@ -71,6 +71,12 @@ from dptrain.training.persistence.persistence import (
     starts_from_weights,
 )
 from dptrain.training.persistence.rundir import RunDirectory
+from dptrain.training.persistence.snapshots import (
+    Recovered,
+    SnapshotPlan,
+    plan_snapshots,
+    recover,
+)
 from dptrain.training.persistence.weights import (
     WeightsSize,
     check_fitting_weights,
@@ -118,7 +124,7 @@ class Job:
         run: the run directory; None on other ranks than 0 and if there is none.
         first_step: number of the first step; above 0 after a resume.
         selection: the best evaluation before a resume.
-        best: its state, on rank 0.
+        best: its state, on ranks that keep it.
         shares: of the ranks in a minibatch.
         is_mixed: True if ranks have different backends or precisions.
         warning: one line if damaged checkpoints were skipped on resume.
@@ -128,6 +134,7 @@ class Job:
         labels: (training samples,), the classes for balanced sampling; None without it.
         input_times: of the training loop's loaders.
         meter: energy of this rank's part of the training loop.
+        snapshots: where nodes keep snapshots; None without the setting.
     """
 
     settings: Settings
@@ -161,6 +168,13 @@ class Job:
     labels: NDArray[np.int64] | None = None
     input_times: InputTimes = field(default_factory=InputTimes)
     meter: EnergyMeter = field(default_factory=lambda: EnergyMeter(()))
+    snapshots: SnapshotPlan | None = None
+
+    @property
+    def keeps_best(self) -> bool:
+        """True if this rank keeps the best state: rank 0, and ranks that write snapshots."""
+        writes = self.snapshots is not None and self.snapshots.folder is not None
+        return self.world.is_rank_zero or writes
 
     @property
     def memory_bytes(self) -> dict[str, int]:
@@ -325,6 +339,9 @@ def assemble(
     run = None
     if keeps_run:
         run = call_on_rank_zero(world, lambda: open_run(chosen, inputs.network, inputs.dataset))
+    recovered = Recovered()
+    if chosen.resume is not None:
+        recovered = recover(world, run, keeps=chosen.snapshots)
     plan, kernels = select_kernels(chosen, world, inputs.backend, inputs.plan, run, quiet=quiet)
     inputs = replace(inputs, plan=plan)
     replica = _make_replica(chosen, world, inputs, quiet=quiet)
@@ -352,6 +369,7 @@ def assemble(
     shares = Shares.from_dict(stored) if stored else inputs.shares
     if shares.counts != inputs.shares.counts:
         replica = with_counts(chosen, world, replica, shares.counts)
+    snapshots = plan_snapshots(world, chosen, replica, run, recovered, first_step)
     plan = replica.plan
     buckets = make_buckets(plan, spec.bucket_kib * 1024)
     recorder = StepRecorder(plan.stages, recorded_steps)
@@ -384,7 +402,7 @@ def assemble(
         selection=selection, best=BestState(best), shares=shares,
         is_mixed=inputs.is_mixed, sample_weights=inputs.sample_weights, labels=inputs.labels,
         warning=None if restored is None else restored.warning, spans=spans,
-        weights="".join(loaded),
+        weights="".join(loaded), snapshots=snapshots,
     )  # fmt: skip
 
 

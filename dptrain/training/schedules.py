@@ -86,10 +86,10 @@ class Schedule:
         start: steps of a run before its length was changed, see `Kind.uses_total`.
         step_every: steps between two falls; read by ``step`` alone.
         step_at: fractions of T after which the rate falls, rising; replaces `step_every`.
-        step_factor: what the rate is multiplied with at each fall; read by ``step`` and
-            ``plateau``.
-        minimum: α₀, which ``step``, ``plateau``, ``cosine`` and ``polynomial`` do not fall below;
-            only the ramp is lower.
+        step_factor: what the rate is multiplied with at each fall by ``step`` and ``plateau``, and
+            in the whole run by ``exponential``.
+        minimum: α₀, which ``step``, ``plateau``, ``cosine``, ``polynomial`` and ``exponential`` do
+            not fall below; only the ramp is lower.
         power: p; read by ``polynomial`` alone.
         reductions: falls so far; read by ``plateau`` alone.
         function: f, from progress to a factor of α; read by ``function`` alone.
@@ -246,6 +246,20 @@ def _polynomial(schedule: Schedule, t: int) -> float:
     return low + (schedule.base - low) * math.pow(left, schedule.power)
 
 
+def _exponential(schedule: Schedule, t: int) -> float:
+    """d(t) = max(α₀, α · factor^(t / (T − W))), the same factor in every step.
+
+    Source: Tan and Le, "EfficientNet", 2019, section 5.2, with the factor of a whole run.
+    """
+    factor = math.pow(schedule.step_factor, _progress(schedule, t))
+    return max(schedule.minimum, schedule.base * factor)
+
+
+def _check_exponential(schedule: Schedule) -> None:
+    _check_length(schedule)
+    _check_factor(schedule)
+
+
 def _progress(schedule: Schedule, t: int) -> float:
     """Return t / (T − W), at most 1."""
     return min(1.0, t / (schedule.length - schedule.warmup_steps))
@@ -345,6 +359,12 @@ SCHEDULES = {
         _check_polynomial,
         uses_total=True,
     ),
+    "exponential": Kind(
+        _exponential,
+        "multiplied by the same number in every step, and in all steps by --step-factor",
+        _check_exponential,
+        uses_total=True,
+    ),
     "one-cycle": Kind(
         _one_cycle,
         "rises from a 25th to --learning-rate in 30% of the steps, and falls to a 250,000th",
@@ -426,7 +446,7 @@ class ScheduleSettings(SettingGroup[UntilRecipe, UntilStart]):
     step_factor: float | UntilRecipe = setting(
         "optimisation",
         None,
-        "Factor of a reduction by schedule step or plateau.",
+        "Factor of a reduction by schedule step or plateau, of all steps by exponential.",
         above=0,
         at_most=1,
     )
@@ -467,6 +487,9 @@ class ScheduleSettings(SettingGroup[UntilRecipe, UntilStart]):
                     "schedule is 'step' but neither step_every nor step_at is set; try "
                     "--step-at 1/2,3/4"
                 )
+        # The factor of a whole run is none of a reduction.
+        is_meant = "exponential" not in (schedule, recipe.schedule) or schedule == recipe.schedule
+        factor = recipe.step_factor if is_meant else Schedule.step_factor
         return {
             **filled,
             "learning_rate": first(self.learning_rate, recipe.learning_rate),
@@ -476,7 +499,7 @@ class ScheduleSettings(SettingGroup[UntilRecipe, UntilStart]):
             "plateau_patience": (
                 first(self.plateau_patience, 10) if schedule == "plateau" else self.plateau_patience
             ),
-            "step_factor": first(self.step_factor, recipe.step_factor),
+            "step_factor": first(self.step_factor, factor),
         }
 
     def peak_rate(self: ScheduleSettings[Known, UntilStart], batch_size: int) -> float:

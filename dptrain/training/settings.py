@@ -58,7 +58,7 @@ OTHER_VARIABLES = {
 NETWORK_SUFFIXES = (".toml", ".onnx")
 """Endings of the names of files that describe networks."""
 
-START_SETTINGS = ("stop_after",)
+START_SETTINGS = ("stop_after", "snapshots", "snapshot_every", "snapshot_mib")
 """Settings of a single start of a run. The file of a run does not contain them."""
 
 DEFAULT_NETWORK = "model0"
@@ -69,9 +69,10 @@ ALTERNATIVE_SETTINGS = (("epochs", "steps"), ("step_at", "step_every"))
 
 USED_WITH: Mapping[str, tuple[str, tuple[str, ...]]] = {
     **{name: ("schedule", (key,)) for key, kind in SCHEDULES.items() for name in kind.own_settings},
-    "step_factor": ("schedule", ("step", "plateau")),
+    "step_factor": ("schedule", ("step", "plateau", "exponential")),
     "power": ("schedule", ("polynomial",)),
     "randaugment_magnitude": ("randaugment", ()),
+    **dict.fromkeys(("snapshot_every", "snapshot_mib"), ("snapshots", ())),
 }
 """Settings that have an effect only with some values of another one; no values: all but 0."""
 

@@ -96,6 +96,7 @@ from dptrain.training.selection import Selection
 from dptrain.training.setting_names import resolved_name, unknown_setting
 from dptrain.training.settings import GivenSettings, Settings, load_settings
 from dptrain.training.settings import settings as all_settings
+from dptrain.training.snapshotting import Snapshots
 from dptrain.training.spec import RunSpec, job_settings
 
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -291,7 +292,9 @@ class Trainer(Sealed):
         open_job: Callable[[Any, Any], Job] | None = None,
     ) -> None:
         # Checkpoints come last, so that the metrics of a step are written before its checkpoint.
-        self.callbacks = [*callbacks, MetricsLog(), ExperimentLog(), Checkpoints()]
+        self._snapshots = Snapshots()
+        logs = MetricsLog(), ExperimentLog()
+        self.callbacks = [*callbacks, *logs, Checkpoints(), self._snapshots]
         self.history = History()
         self._turn = threading.RLock()
         self._task: str | None = None
@@ -735,7 +738,8 @@ class Trainer(Sealed):
     def _reads_statistics(self) -> bool:
         """Return True if anything reads the running statistics after the last completed step."""
         is_saved = self.job.keeps_run and self.step % self.job.spec.checkpoint_every == 0
-        return self._is_evaluation_due() or is_saved or self.is_last_step
+        is_kept = self._snapshots.needs_parameters(self, self.step)
+        return self._is_evaluation_due() or is_saved or is_kept or self.is_last_step
 
     def _average_statistics(self) -> None:
         """Average running statistics if each rank has its own; all ranks call this."""
@@ -749,7 +753,7 @@ class Trainer(Sealed):
         job = self.job
         if job.dataset.validation is None or not self._has_steps_left():
             return
-        if job.world.is_rank_zero and job.spec.best_by != "none":
+        if job.keeps_best and job.spec.best_by != "none":
             job.best.prepare(job.replica)
         if job.validation_at is not None and not self._metrics and not job.spec.shards:
             prepare_score(
@@ -770,7 +774,7 @@ class Trainer(Sealed):
                 found, _ = self._score(job.dataset.validation, quality=False)
             self.progress.add_score(found, job.spec, before_ns)
             job.schedule = replace(job.schedule, reductions=self.progress.selection.reductions)
-            if self.progress.is_best and job.world.is_rank_zero:
+            if self.progress.is_best and job.keeps_best:
                 job.best.keep(job.replica, self.step, job.checkpoint_facts().to_mapping())
 
     def _score(

@@ -264,16 +264,17 @@ class Graph:
 def _taps(operation: Operation, x_shape: Sequence[int], w_shape: Sequence[int]) -> Any:
     """Yield, for each filter element, its index and the pixels of the padded map it multiplies."""
     geometry = operation.geometry
-    assert list(geometry["dilation"]) == [1, 1]
     (top, left), (bottom, right) = geometry["pre_padding"], geometry["post_padding"]
-    down, across = geometry["stride"]
+    (down, across), dilations = geometry["stride"], geometry["dilation"]
     height, width = x_shape[2] + top + bottom, x_shape[3] + left + right
-    rows, columns = (height - w_shape[2]) // down + 1, (width - w_shape[3]) // across + 1
+    extents = [(size - 1) * step + 1 for size, step in zip(w_shape[2:], dilations, strict=True)]
+    rows, columns = (height - extents[0]) // down + 1, (width - extents[1]) // across + 1
     inside = np.s_[:, :, top : top + x_shape[2], left : left + x_shape[3]]
-    taps = [
-        (r, s, np.s_[:, :, r : r + down * rows : down, s : s + across * columns : across])
-        for r, s in itertools.product(range(w_shape[2]), range(w_shape[3]))
-    ]
+    taps = []
+    for r, s in itertools.product(range(w_shape[2]), range(w_shape[3])):
+        i, j = r * dilations[0], s * dilations[1]
+        window = np.s_[:, :, i : i + down * rows : down, j : j + across * columns : across]
+        taps.append((r, s, window))
     return (height, width), (rows, columns), inside, taps
 
 

@@ -24,7 +24,9 @@ TRAINING = {"network": "net.toml", "data": "npz:data.npz", "backend": "reference
 """Values that make the steps of a command short; some are replaced by random ones."""
 
 BASES: dict[str, dict[str, Any]] = {
-    "train": {**TRAINING, "steps": "2", "stop_after": "2", "run_dir": "new"},
+    "train": {**TRAINING, "steps": "2", "stop_after": "2", "run_dir": "new", "launcher": "false"},
+    "rehearse": {**TRAINING, "steps": "2", "run_dir": "new", "kill": "0@1", "launcher": "false"},
+    "resize": {"run_dir": "missing", "ranks": "2"},
     "evaluate": {"run_dir": "run"},
     "predict": {"run_dir": "run", "inputs": "new.npz", "output": "predicted.csv"},
     "find-rate": {**TRAINING, "steps": "10"},

@@ -73,6 +73,7 @@ from dptrain.network import (
     SoftmaxCrossEntropy,
     StochasticDepth,
     SumPool2d,
+    transposed_convolution,
 )
 from dptrain.network.activations import Tanh
 from dptrain.network.network import INPUT
@@ -169,7 +170,8 @@ class _Builder:
             return
         for layer in self._chain() if len(shape) == 3 else self._vector_chain():
             name = self._sum(name) if isinstance(layer, Add) else self.add(layer, name)
-            if max(self.shapes[name][1:], default=0) > LARGEST_MAP:
+            is_large = max(self.shapes[name][1:], default=0) > LARGEST_MAP
+            if is_large and not isinstance(layer, Dilate2d | Pad2d):
                 return
 
     def combine(self, name: str) -> None:
@@ -242,6 +244,15 @@ class _Builder:
             padding=pick(("same", "same", "same", "valid", "full", 1)),
             groups=pick((1, 1, 1, 2, 4, 6)), rounding="floor",
             bias=pick((True, True, False)) if bias is None else bias,
+            dilation=pick((1, 1, 1, 2, (1, 2), (3, 2))),
+        )  # fmt: skip
+
+    def _transposed(self) -> tuple[Layer, ...]:
+        pick = self.choose.choice
+        return transposed_convolution(
+            pick(WIDTHS), pick((2, 3, (3, 2))), pick((1, 2, (1, 2))),
+            pick(((0, 0, 0, 0), (1, 1, 1, 1), (1, 0, 0, 1))), groups=pick((1, 1, 2, 4, 6)),
+            bias=pick((True, False)), dilation=pick((1, 1, 2, (2, 1))),
         )  # fmt: skip
 
     def _pooling(self) -> Layer:
@@ -295,7 +306,7 @@ class _Builder:
             (self._normalization(),), (self._normalization(),), (self._activation(),),
             (self._activation(),), (self._pooling(),), (self._pooling(),),
             (self._channels(),),
-            (self._resampling(),),
+            (self._resampling(),), self._transposed(),
             (GlobalAveragePool2d(),) if self.choose.random() < 0.3 else (self._activation(),),
             (Flatten(), Dense(self.choose.choice(WIDTHS))) if self.choose.random() < 0.3
             else (self._convolution(),),

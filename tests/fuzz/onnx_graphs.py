@@ -112,7 +112,11 @@ def _add_conv(random: Random, graph: Graph, oddness: float) -> None:
     strides = [int(random.integers(1, 3)) for _ in range(2)]
     settings: dict[str, Any] = {"strides": strides} if max(strides) > 1 else {}
     settings |= {"group": group} if group > 1 else {}
-    style = int(random.integers(4))
+    dilations = [int(random.integers(1, 4)) if random.random() < 0.2 else 1 for _ in range(2)]
+    settings |= {"dilations": dilations} if max(dilations) > 1 else {}
+    extents = [(size - 1) * step + 1 for size, step in zip(window, dilations, strict=True)]
+    # ONNX Runtime has no automatic padding with dilations.
+    style = int(random.integers(4 if max(dilations) == 1 else 3))
     pads = [0, 0, 0, 0]
     if style == 0:
         settings["auto_pad"] = "VALID"
@@ -120,35 +124,30 @@ def _add_conv(random: Random, graph: Graph, oddness: float) -> None:
         pads = [int(random.integers(0, 3))] * 4
         settings["pads"] = pads
     elif style == 2:
-        pads = [window[0] - 1, window[1] - 1] * 2
+        pads = [extents[0] - 1, extents[1] - 1] * 2
         settings["pads"] = pads
     else:
         settings["auto_pad"] = "SAME_UPPER"
     if random.random() < oddness:
         graph.is_plain = False
-        match int(random.integers(4)):
+        match int(random.integers(3)):
             case 0:
                 pads = [int(random.integers(0, 3)) for _ in range(4)]
-                settings = {"strides": strides, "pads": pads, "group": group}
+                settings.pop("auto_pad", None)
+                settings |= {"strides": strides, "pads": pads, "group": group}
                 style = 1
-            case 1:
+            case 1 if max(dilations) == 1:
                 settings["auto_pad"] = "SAME_LOWER"
                 settings.pop("pads", None)
                 style = 3
-            case 2:
-                settings["dilations"] = [2, 1]
             case _:
                 settings["kernel_shape"] = window
     if style == 3:
         out = [-(-size // step) for size, step in zip(sizes, strides, strict=True)]
     else:
-        out = [(sizes[i] + pads[i] + pads[i + 2] - window[i]) // strides[i] + 1 for i in range(2)]
-    if min(out) < 1 or ("dilations" in settings and min(sizes) < 6):
+        out = [(sizes[i] + pads[i] + pads[i + 2] - extents[i]) // strides[i] + 1 for i in range(2)]
+    if min(out) < 1:
         return
-    if "dilations" in settings:
-        out[0] = (sizes[0] + pads[0] + pads[2] - 2 * (window[0] - 1) - 1) // strides[0] + 1
-        if style == 3:
-            return
     inputs = [graph.tensor, graph.constant(_weights(random, filters, channels // group, *window))]
     if random.random() < 0.6:
         inputs.append(graph.constant(_weights(random, filters)))
@@ -387,7 +386,8 @@ ATTRIBUTES: dict[str, tuple[Any, ...]] = {
     "strides": ([1], [0, 0], [2, 2], [-1, 1], [1, 1, 1], "a", 1.5, [2**31, 1], [2**40, 2**40]),
     "pads": ([0, 0], [1, 1, 1, 1], [-1, 0, 0, 0], [0] * 8, [2**31] * 4, 3),
     "kernel_shape": ([2, 2], [3], [0, 0], [1, 1, 1], [2**31, 2], 1.0),
-    "dilations": ([1, 1], [2, 2], [1], "x"), "group": (0, 2, -1, 2**31, 1.0, "a"),
+    "dilations": ([1, 1], [2, 2], [1], [0, 1], [-1, 2], [2**31, 3], [1, 1, 1], "x"),
+    "group": (0, 2, -1, 2**31, 1.0, "a"),
     "axis": (0, 1, 2, -1, 7, "a", 1.0), "alpha": (0.0, 1.0, float("nan"), -0.5, 3, "a"),
     "epsilon": (0.0, -1.0, float("inf"), 1), "auto_pad": ("SAME_UPPER", "SAME_LOWER", "?", 3),
     "to": (1, 6, 7, 9, 10, 11, 0), "keepdims": (0, 1), "transA": (1,), "transB": (0, 1),

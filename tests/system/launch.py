@@ -149,6 +149,7 @@ PARSER = """\
 import json, os, sys
 from dptrain.cli.main import train
 from dptrain.cli.options import set_flags
+from dptrain.cli.survive import split_flags
 from dptrain.comm.launching.launcher import find_launch
 from dptrain.training.settings import load_settings
 
@@ -157,6 +158,8 @@ values = dict(train.make_context("train", sys.argv[2:]).params)
 file = values.pop("file")
 assert not values.pop("dry")
 assert not values.pop("verbose")
+values, survival = split_flags(values)
+assert not survival["survive"]
 config = load_settings(set_flags(values), os.environ, file)
 launch = find_launch()
 gpus = os.environ.get("CUDA_VISIBLE_DEVICES", "")

@@ -39,14 +39,14 @@ class _Convolution(_Layer):
         filters = node.layer.filters
         self.weight = number(filters, node.input_shape[0], *node.layer.window)
         self.bias = number(filters)
-        self.first = node.index == 0
+        self.dilations, self.first = list(node.layer.dilations), node.index == 0
 
     def forward(self) -> None:
-        torch.conv2d(self.x, self.weight, self.bias, self.strides, self.pads)
+        torch.conv2d(self.x, self.weight, self.bias, self.strides, self.pads, self.dilations)
 
     def backward(self) -> None:
         aten.convolution_backward(
-            self.dy, self.x, self.weight, [len(self.bias)], self.strides, self.pads, [1, 1],
+            self.dy, self.x, self.weight, [len(self.bias)], self.strides, self.pads, self.dilations,
             False, [0, 0], 1, [not self.first, True, True],
         )  # fmt: skip
 

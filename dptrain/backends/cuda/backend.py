@@ -113,6 +113,10 @@ from dptrain.plan.optimizers import AVERAGE, LAMB, LARS, Adam, Optimizer, RMSPro
 from dptrain.plan.plan import Plan
 from dptrain.plan.selection import KernelSelection
 
+PEAKS_CAPABILITY = 90
+PEAK_GFLOPS = {"fp32": 66.9e3, "tf32": 494.7e3, "bf16": 989.4e3}
+"""Peak rates of products by precision, and the compute capability that has them."""
+
 OPERATIONS: Mapping[type[Layer], type[Operation[Any]]] = {
     Conv2d: Convolution,
     MaxPool2d: MaxPoolOperation,
@@ -146,7 +150,7 @@ CONVOLUTIONS: Sequence[tuple[type[Layer], ...]] = [
 """Groups of a convolution, its ReLU and an epilogue."""
 
 NORMALIZATIONS: Sequence[tuple[type[Layer], ...]] = [
-    (BatchNorm2d, *rest) for rest in ((Add, ReLU), (Add,), (ReLU,))
+    (BatchNorm2d, *rest) for rest in ((Add, ReLU), (Add,), (Activation,))
 ]
 """Groups of a batch normalisation and what follows it."""
 
@@ -243,7 +247,7 @@ class CudaBackend(Backend):
     fusions = (
         *CONVOLUTIONS,
         *NORMALIZATIONS,
-        (FrozenBatchNorm2d, ReLU),
+        (FrozenBatchNorm2d, Activation),
         (Conv2d, ReLU),
         (Dense, ReLU, Dropout),
         (Dense, ReLU),
@@ -294,7 +298,7 @@ class CudaBackend(Backend):
         return epilogue is None or epilogue.supports(nodes[2:])
 
     def adds_gradient(self, group: Group, local: str, setting: Setting) -> bool:
-        return local == "dx" and self.operation(group, setting) is Convolution
+        return self.operation(group, setting).adds_gradient(group, local)
 
     def sums_output(self, group: Group, reader: Group, setting: Setting) -> bool:
         sums = isinstance(reader.head.layer, BatchNorm2d)
@@ -319,7 +323,7 @@ class CudaBackend(Backend):
         if isinstance(layer, Dense):
             return dense_operation(group, setting)
         if is_grouped(group.head):
-            return grouped_operation(group.head)
+            return grouped_operation(group, setting)
         found = entry_of(OPERATIONS, layer)
         assert found is not None, layer.kind
         return found
@@ -340,6 +344,14 @@ class CudaBackend(Backend):
         if isinstance(group.head.layer, Dense):
             return {**phases, **explain_dense(group, setting)}
         return {**phases, **operation.explain(group, setting)}
+
+    def estimated_gflops(self, setting: Setting) -> float | None:
+        """Return the peak rate of an H100 or H200 in GFLOP/s; None for other models.
+
+        Source: NVIDIA H100 Tensor Core GPU Architecture, 2022, peak rates without sparsity.
+        """
+        is_known = limits_of(setting).capability == PEAKS_CAPABILITY
+        return PEAK_GFLOPS.get(setting.precision) if is_known else None
 
     def measured_selection(
         self,

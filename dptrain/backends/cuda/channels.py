@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dptrain.backends.cuda.dense.gemm_tiles import ceil_div
-from dptrain.backends.cuda.device.device import Function
+from dptrain.backends.cuda.device.device import Function, Macro
 from dptrain.backends.cuda.device.hardware import limits_of
 from dptrain.backends.cuda.operation import Operation, vector_width
 from dptrain.plan.lowering import BufferSpec, Setting
@@ -107,7 +107,9 @@ class ChannelLaunch:
         """The counters of finished blocks, which are 0 between kernels."""
         return BufferSpec((self.columns,), "uint32")
 
-    def function(self, operation: Operation[Any], file: str, name: str, **defines: int) -> Function:
+    def function(
+        self, operation: Operation[Any], file: str, name: str, **defines: Macro
+    ) -> Function:
         """Return a kernel compiled for this launch."""
         return operation.function(file, name, **self.defines, **defines)
 

@@ -10,10 +10,25 @@
 #define CHANNEL_GATE 0
 #endif
 
+// 1 if a sum over pixels or channels is added to what another kernel has stored.
+#ifndef ADD_SUM
+#define ADD_SUM 0
+#endif
+
+// 1 if `sum_products_of_pixels` also writes the gradient of the other factor.
+#ifndef BOTH_FACTORS
+#define BOTH_FACTORS 0
+#endif
+
 // 1 if `add` ends with a ReLU.
 #ifndef RELU
 #define RELU 0
 #endif
+
+// Write a sum, or add to it with ADD_SUM.
+__device__ inline void write_sum(Number& y, float sum) {
+    y = from_float<Number>(ADD_SUM ? to_float(y) + sum : sum);
+}
 
 // y = x + x2; x, x2 and y (count,), y may be x or x2.
 extern "C" __global__ void add(const Number* x, const Number* x2, Number* y, int count) {
@@ -45,27 +60,37 @@ extern "C" __global__ void multiply(const Number* x, const Number* factor, Numbe
     const Floats other = load(factor, row * vectors + i % vectors);
     for (int k = 0; k < VECTOR; ++k) product.at[k] *= other.at[k];
 #endif
-    store(y, i, product);
+    store_or_add(y, i, product);
 }
 
-// y[n, c] = Σ x[n, :, c] · x2[n, :, c]; x and x2 (samples, pixels, C), y (samples, C). Launched as
-// global_average_pool_forward.
+// y[n, c] = Σ x[n, :, c] · x2[n, :, c]; x and x2 (samples, pixels, C), y (samples, C). With
+// BOTH_FACTORS, also product[n, :, c] = x[n, :, c] · gate[n, c]: if x is dy and x2 the input, these are
+// the gradients of the gate and of the input. Launched as global_average_pool_forward.
 extern "C" __global__ void __launch_bounds__(CHANNEL_THREADS)
-    sum_products_of_pixels(const Number* __restrict__ x, const Number* __restrict__ x2, Number* y,
-                           int pixels, int channels) {
+    sum_products_of_pixels(const Number* __restrict__ x, const Number* __restrict__ x2,
+                           const Number* __restrict__ gate, Number* product, Number* y, int pixels,
+                           int channels) {
     wait_for_previous_kernel();
     const ChannelThread thread(channels);
     Floats sums[1] = {};
     const int start = blockIdx.x * pixels;
-    if (thread.has_channels())
+    if (thread.has_channels()) {
+        Floats scale = {};
+        if (BOTH_FACTORS) scale = load(gate, thread.at(blockIdx.x));
 #pragma unroll 4
         for (int pixel = threadIdx.x / CHANNEL_VECTORS; pixel < pixels; pixel += BLOCK_ROWS) {
             const int i = thread.at(start + pixel);
-            const Floats values = load(x, i), others = load(x2, i);
-            for (int k = 0; k < VECTOR; ++k) sums[0].at[k] += values.at[k] * others.at[k];
+            Floats values = load(x, i);
+            const Floats others = load(x2, i);
+            for (int k = 0; k < VECTOR; ++k) {
+                sums[0].at[k] += values.at[k] * others.at[k];
+                values.at[k] *= scale.at[k];
+            }
+            if (BOTH_FACTORS) store_or_add(product, i, values);
         }
+    }
     sum_block(sums, channels, [&](int, int c, float sum) {
-        y[blockIdx.x * channels + c] = from_float<Number>(sum);
+        write_sum(y[blockIdx.x * channels + c], sum);
     });
 }
 
@@ -85,7 +110,7 @@ extern "C" __global__ void sum_products_of_channels(const Number* __restrict__ x
         }
 #pragma unroll
     for (int bit = 1; bit < 32; bit *= 2) sum += __shfl_xor_sync(WHOLE_WARP, sum, bit);
-    if (pixel < pixels && lane == 0) y[pixel] = from_float<Number>(sum);
+    if (pixel < pixels && lane == 0) write_sum(y[pixel], sum);
 }
 
 // Copy `channels` channels of each pixel, from channel x_first of x (pixels, x_channels) to channel
@@ -99,22 +124,40 @@ extern "C" __global__ void copy_channels(const Number* x, Number* y, int channel
     const int vectors = channels / VECTOR, pixel = i / vectors, slot = i % vectors;
     const int from = (pixel * x_channels + x_first) / VECTOR + slot;
     const int to = (pixel * y_channels + y_first) / VECTOR + slot;
-    reinterpret_cast<Vector<Number>*>(y)[to] = load_vector(x, from);
+    if (ADD_GRADIENT)
+        store_or_add(y, to, load(x, from));
+    else
+        reinterpret_cast<Vector<Number>*>(y)[to] = load_vector(x, from);
 }
 
 // Channel c of y (pixels, K) is channel first + (c mod groups) · K / groups + c / groups of x (pixels,
-// C), or 0 if there is none. With one group, C, K and first are multiples of VECTOR; otherwise VECTOR
-// is 1. count = pixels · K.
+// C), or 0 if there is none. K is a multiple of VECTOR, and with one group so are C and first. count =
+// pixels · K.
 extern "C" __global__ void select_channels(const Number* x, Number* y, int x_channels,
                                            int y_channels, int first, int groups, int count) {
     wait_for_previous_kernel();
     int i;
     if (!vector_index(count, i)) return;
     const int vectors = y_channels / VECTOR, pixel = i / vectors, c = i % vectors * VECTOR;
-    const int from = first + c % groups * (y_channels / groups) + c / groups;
     Vector<Number> values = {};
-    if (from >= 0 && from < x_channels) values = load_vector(x, (pixel * x_channels + from) / VECTOR);
-    reinterpret_cast<Vector<Number>*>(y)[i] = values;
+    if (groups == 1) {
+        const int from = first + c;
+        if (from >= 0 && from < x_channels)
+            values = load_vector(x, (pixel * x_channels + from) / VECTOR);
+    } else {
+        for (int k = 0; k < VECTOR; ++k) {
+            const int own = c + k;
+            const int from = first + own % groups * (y_channels / groups) + own / groups;
+            if (from >= 0 && from < x_channels) values.at[k] = x[pixel * x_channels + from];
+        }
+    }
+    Floats sums;
+    if (ADD_GRADIENT) {
+        for (int k = 0; k < VECTOR; ++k) sums.at[k] = to_float(values.at[k]);
+        store_or_add(y, i, sums);
+    } else {
+        reinterpret_cast<Vector<Number>*>(y)[i] = values;
+    }
 }
 
 // y[n, c] = mean of x[n, :, c]; x (samples, pixels, C), y (samples, C). Block (n, column) adds the
@@ -193,7 +236,7 @@ extern "C" __global__ void global_max_pool_backward(const Number* dy, const int*
     const Vector<int> chosen = load_vector(argmax, from);
     for (int k = 0; k < VECTOR; ++k)
         gradient.at[k] = chosen.at[k] == pixel % pixels ? gradient.at[k] : 0.0f;
-    store(dx, i, gradient);
+    store_or_add(dx, i, gradient);
 }
 
 // dx[n, pixel, c] = dy[n, c] / pixels; count = samples · pixels · C.
@@ -206,5 +249,5 @@ extern "C" __global__ void global_average_pool_backward(const Number* dy, Number
     Floats gradient = load(dy, i / vectors / pixels * vectors + i % vectors);
     const float factor = 1.0f / float(pixels);
     for (float& value : gradient.at) value *= factor;
-    store(dx, i, gradient);
+    store_or_add(dx, i, gradient);
 }

@@ -87,6 +87,10 @@ class MultiplyOperation(Operation[Multiply]):
     """Product of two inputs, one of which may be a gate of one pixel or one channel."""
 
     @classmethod
+    def adds_gradient(cls, group: Group, local: str) -> bool:
+        return True
+
+    @classmethod
     def needs(cls, group: Group, setting: Setting) -> GroupNeeds:
         return product_needs(group)
 
@@ -95,22 +99,45 @@ class MultiplyOperation(Operation[Multiply]):
         return self._product("x", "x2", "y")
 
     def backward(self) -> Kernel:
-        """Return the stage that writes the gradients of the inputs."""
-        return _sequence([self._gradient(local) for local in self.group.gradients])
+        """Return the stage that writes the gradients of the inputs, if possible in one pass."""
+        gradients = self.group.gradients
+        gates = [local for local in gradients if self._is_channel_gate(local)]
+        if len(gates) == 1 and len(gradients) == 2:
+            (factor,) = (local for local in gradients if local not in gates)
+            return self._gate_gradient(gates[0], factor)
+        return _sequence([self._gradient(local) for local in gradients])
+
+    def _is_channel_gate(self, local: str) -> bool:
+        """Return whether a gradient is that of a gate with one pixel."""
+        own, whole = self.arrays[local].shape, self.arrays["dy"].shape
+        return own != whole and bool(own[-1] == whole[-1])
+
+    def _gate_gradient(self, gate: str, factor: str | None = None) -> Kernel:
+        """Return the stage that writes the gradient of a gate, and of the other factor if named."""
+        whole, other = self.arrays["dy"], self.arrays[OTHER[gate]]
+        pixels, channels = math.prod(whole.shape[1:-1]), whole.shape[-1]
+        sums = ChannelLaunch.of(channels, self.setting, sums=True)
+        product = factor or gate
+        defines = {
+            "BOTH_FACTORS": int(factor is not None),
+            "ADD_SUM": int(gate in self.group.adds),
+            **self._adding(product),
+        }
+        function = sums.function(self, "combining.cu", "sum_products_of_pixels", **defines)
+        arrays = whole, other, self.arrays[OTHER[product]], self.arrays[product], self.arrays[gate]
+        return _launch_samples(function, sums, (*arrays, np.int32(pixels), np.int32(channels)))
 
     def _gradient(self, local: str) -> Kernel:
         """Return the stage that writes the gradient of an input."""
         own, whole, other = self.arrays[local], self.arrays["dy"], self.arrays[OTHER[local]]
         if own.shape == whole.shape:
             return self._product("dy", OTHER[local], local)
+        if self._is_channel_gate(local):
+            return self._gate_gradient(local)
         pixels, channels = math.prod(whole.shape[1:-1]), whole.shape[-1]
-        if own.shape[-1] == channels:
-            sums = ChannelLaunch.of(channels, self.setting, sums=True)
-            function = sums.function(self, "combining.cu", "sum_products_of_pixels")
-            arguments = whole, other, own, np.int32(pixels), np.int32(channels)
-            return _launch_samples(function, sums, arguments)
+        width, adds = self.vector_width(channels), int(local in self.group.adds)
         function = self.function(
-            "combining.cu", "sum_products_of_channels", VECTOR=self.vector_width(channels)
+            "combining.cu", "sum_products_of_channels", VECTOR=width, ADD_SUM=adds
         )
 
         def run(context: Context) -> None:
@@ -128,7 +155,8 @@ class MultiplyOperation(Operation[Multiply]):
         width = self.vector_width(channels)
         repeats = math.prod(x.shape[1:-1]) // math.prod(factor.shape[1:-1])
         gate = int(factor.shape[-1] != channels)
-        function = self.function("combining.cu", "multiply", VECTOR=width, CHANNEL_GATE=gate)
+        defines = {"CHANNEL_GATE": gate, **self._adding(result)}
+        function = self.function("combining.cu", "multiply", VECTOR=width, **defines)
         arguments = x, factor, self.arrays[result], np.int32(channels), np.int32(repeats)
         size = math.prod(x.shape[1:])
 
@@ -141,6 +169,10 @@ class MultiplyOperation(Operation[Multiply]):
 
 class ConcatenateOperation(Operation[Concatenate]):
     """Channels of all inputs, one after another."""
+
+    @classmethod
+    def adds_gradient(cls, group: Group, local: str) -> bool:
+        return True
 
     @classmethod
     def needs(cls, group: Group, setting: Setting) -> GroupNeeds:
@@ -165,17 +197,16 @@ class ConcatenateOperation(Operation[Concatenate]):
             channels = self.arrays[name].shape[-1]
             local = f"d{name}" if backward else name
             if local in parts:
-                arrays = self.arrays[local], self.arrays[whole]
-                stages.append(self._copy(*arrays, channels, first, backward=backward))
+                stages.append(self._copy(local, whole, channels, first, backward=backward))
             first += channels
         return _sequence(stages)
 
-    def _copy(
-        self, part: Array, whole: Array, channels: int, first: int, *, backward: bool
-    ) -> Kernel:
-        all_channels = whole.shape[-1]
+    def _copy(self, local: str, name: str, channels: int, first: int, *, backward: bool) -> Kernel:
+        part, whole = self.arrays[local], self.arrays[name]
+        gradient, all_channels = local if backward else "", whole.shape[-1]
         width = self.vector_width(math.gcd(channels, first, all_channels))
-        function = self.function("combining.cu", "copy_channels", VECTOR=width)
+        defines = self._adding(gradient)
+        function = self.function("combining.cu", "copy_channels", VECTOR=width, **defines)
         places = (part, 0, channels), (whole, first, all_channels)
         source, target = reversed(places) if backward else places
         sizes = map(np.int32, (channels, *source[1:], *target[1:]))
@@ -192,6 +223,10 @@ class ConcatenateOperation(Operation[Concatenate]):
 class ChannelSelectionOperation(SingleLayerOperation[ChannelLayer]):
     """Channels of x, at other positions."""
 
+    @classmethod
+    def adds_gradient(cls, group: Group, local: str) -> bool:
+        return True
+
     def forward(self) -> Kernel:
         return self._stage("x", "y", self.layer.selection(self.arrays["x"].shape[-1]))
 
@@ -201,10 +236,9 @@ class ChannelSelectionOperation(SingleLayerOperation[ChannelLayer]):
     def _stage(self, source: str, target: str, selection: Selection) -> Kernel:
         x, y = self.arrays[source], self.arrays[target]
         sizes = x.shape[-1], y.shape[-1]
-        # Vectors of a permutation are no vectors of the input.
-        common = math.gcd(*sizes, selection.first) if selection.groups == 1 else 1
-        width = self.vector_width(common)
-        function = self.function("combining.cu", "select_channels", VECTOR=width)
+        common = math.gcd(*sizes, selection.first) if selection.groups == 1 else y.shape[-1]
+        width, defines = self.vector_width(common), self._adding(target)
+        function = self.function("combining.cu", "select_channels", VECTOR=width, **defines)
         arguments = x, y, *map(np.int32, (*sizes, *selection))
         size = math.prod(y.shape[1:])
 
@@ -227,6 +261,10 @@ class _GlobalPoolOperation(SingleLayerOperation[GlobalPool2d]):
     saved: ClassVar[Mapping[str, str]] = {}
 
     @classmethod
+    def adds_gradient(cls, group: Group, local: str) -> bool:
+        return True
+
+    @classmethod
     def buffers(cls, shape: tuple[int, ...], setting: Setting) -> dict[str, BufferSpec]:
         return {name: BufferSpec(shape, dtype) for name, dtype in cls.saved.items()}
 
@@ -240,7 +278,9 @@ class _GlobalPoolOperation(SingleLayerOperation[GlobalPool2d]):
     def backward(self) -> Kernel:
         channels, pixels = self._sizes()
         width = self.vector_width(channels)
-        function = self.function("combining.cu", f"{self.name}_backward", VECTOR=width)
+        defines = self._adding("dx")
+        name = f"{self.name}_backward"
+        function = self.function("combining.cu", name, VECTOR=width, **defines)
         arguments = *self._arrays("dy", *self.saved, "dx"), np.int32(pixels), np.int32(channels)
 
         def run(context: Context) -> None:

@@ -78,6 +78,11 @@ class Operation(ABC, Generic[L]):
         """Return the rows of sums of the input gradient that a stage can write; 0 if it cannot."""
         return 0
 
+    @classmethod
+    def adds_gradient(cls, group: Group, local: str) -> bool:
+        """Return whether the kernel of an input gradient can add to what is stored."""
+        return False
+
     def __init__(self, group: Group, arrays: Arrays, replica: CudaReplica) -> None:
         self.group, self.arrays, self.replica = group, arrays, replica
         self.device: Device = replica.device
@@ -92,6 +97,10 @@ class Operation(ABC, Generic[L]):
         """Return a kernel compiled for the storage type of activations (``precision.cuh``)."""
         bfloat16 = self.setting.activations == "uint16"
         return self.device.function(file, name, PRECISION=2 if bfloat16 else 0, **defines)
+
+    def _adding(self, local: str) -> dict[str, int]:
+        """Return the macro of a kernel that writes an array, or adds to a gradient."""
+        return {"ADD_GRADIENT": 1} if local in self.group.adds else {}
 
     def vector_width(self, length: int) -> int:
         """Return ``VECTOR`` for rows of activations of `length` elements."""

@@ -58,7 +58,7 @@ class PoolingKernels:
 
     def backward(self, name: str, *args: Any) -> Kernel:
         """Return a stage with one thread for each input cell of the size of the strides."""
-        h, w, c, *_, stride_h, stride_w, top, left = map(int, self.geometry)
+        h, w, c, *_, stride_h, stride_w, top, left, _, _ = map(int, self.geometry)
         cells = ceil_div(h + top, stride_h) * ceil_div(w + left, stride_w)
         return self._stage(name, cells * c, args)
 

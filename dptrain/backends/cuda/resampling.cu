@@ -31,5 +31,5 @@ extern "C" __global__ void resample(const Number* __restrict__ x, Number* y,
             for (int k = 0; k < VECTOR; ++k) sum.at[k] += weight * values.at[k];
         }
     }
-    store(y, index, sum);
+    store_or_add(y, index, sum);
 }

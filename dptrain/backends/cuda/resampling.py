@@ -11,10 +11,15 @@ from dptrain.backends.cuda.device.launching import launch
 from dptrain.backends.cuda.operation import SingleLayerOperation
 from dptrain.backends.replica import Context, Kernel
 from dptrain.network.maps.resampling import Resampling
+from dptrain.plan.lowering import Group
 
 
 class ResamplingOperation(SingleLayerOperation[Resampling]):
     """Sums of rows and columns. The gradient has the transposed taps."""
+
+    @classmethod
+    def adds_gradient(cls, group: Group, local: str) -> bool:
+        return True
 
     def forward(self) -> Kernel:
         return self._stage("x", "y", backward=False)
@@ -31,7 +36,8 @@ class ResamplingOperation(SingleLayerOperation[Resampling]):
         ]
         _, *shape = y.shape
         size, width = math.prod(shape), self.vector_width(shape[2])
-        function = self.function("resampling.cu", "resample", VECTOR=width)
+        adding = self._adding(target)
+        function = self.function("resampling.cu", "resample", VECTOR=width, **adding)
         arguments = x, y, *taps, *map(np.int32, (*x.shape[1:3], *shape))
 
         def run(context: Context) -> None:

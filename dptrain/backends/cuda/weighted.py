@@ -18,6 +18,7 @@ from dptrain.backends.cuda.dense.gemm_tiles import (
     ceil_div,
     vector_elements,
 )
+from dptrain.backends.cuda.device.device import Macro
 from dptrain.backends.cuda.device.launching import launch_reduction
 from dptrain.backends.cuda.elementwise.dropout import DropoutKernels
 from dptrain.backends.cuda.epilogues import Epilogue, PoolEpilogue, epilogue_of
@@ -229,7 +230,7 @@ class WeightedOperation(Operation[L]):
         classes: int = 1,
         row_samples: int = 1,
         summed: Sequence[Any] = (),
-        macros: Mapping[str, int] | None = None,
+        macros: Mapping[str, Macro] | None = None,
         split_terms: int = 0,
     ) -> Kernel:
         """Return the stage of a product with `rows` rows per sample, or per `row_samples` samples.

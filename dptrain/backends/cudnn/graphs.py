@@ -24,7 +24,7 @@ class Problem:
     Attributes:
         kind: `FORWARD`, `BACKWARD_INPUT` or `BACKWARD_WEIGHT`.
         x, w, y: dimensions (N, C, H, W), (K, C, R, S) and (N, K, Ho, Wo).
-        strides: vertical and horizontal.
+        strides, dilations: vertical and horizontal.
         before, after: zero padding (top, left) and (bottom, right).
         bias: whether the forward convolution adds a bias.
         relu: whether ReLU is fused into the forward convolution.
@@ -36,6 +36,7 @@ class Problem:
     w: Dims
     y: Dims
     strides: tuple[int, int]
+    dilations: tuple[int, int]
     before: tuple[int, int]
     after: tuple[int, int]
     bias: bool
@@ -59,7 +60,8 @@ def problem_of(node: Node, kind: str, samples: int, *, relu: bool, precision: st
         (samples, c, h, w),
         (k, c, r, s),
         (samples, k, out_h, out_w),
-        (layer.strides[0], layer.strides[1]),
+        layer.strides,
+        layer.dilations,
         (top, left),
         (bottom, right),
         layer.bias and kind == FORWARD,
@@ -99,7 +101,7 @@ def describe(cudnn: Any, problem: Problem, handle: Any) -> tuple[Any, tuple[Any,
         "pre_padding": list(problem.before),
         "post_padding": list(problem.after),
         "stride": list(problem.strides),
-        "dilation": [1, 1],
+        "dilation": list(problem.dilations),
     }
     inputs: tuple[Any, ...]
     if problem.kind == FORWARD:

@@ -25,6 +25,7 @@ from dptrain.backends.numba import (
 )
 from dptrain.backends.numba.convolution import grouped_operation
 from dptrain.backends.numba.convolution.operation import Convolution, fuses_convolution
+from dptrain.backends.numba.convolution.planning import PEAK
 from dptrain.backends.numba.dense.operation import FullyConnected
 from dptrain.backends.numba.normalization import (
     batch_norm_operation,
@@ -181,6 +182,9 @@ class NumbaBackend(Backend):
         only = Explanation("vector loop", reason="the only algorithm")
         special = operation_of(group).explain(group, setting)
         return {phase: special.get(phase, only) for phase in needed}
+
+    def estimated_gflops(self, setting: Setting) -> float:
+        return 2.0 * PEAK
 
     def bind(
         self, group: Group, phases: Collection[Phase], arrays: Arrays, replica: Replica

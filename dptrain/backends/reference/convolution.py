@@ -15,7 +15,7 @@ from dptrain.network.layers import Conv2d
 
 
 class Convolution(WeightedOperation[Conv2d]):
-    """y[n, k, i, j] = b[k] + Σ x[n, c, i·stride + r − top, …] w[k, c, r, s].
+    """y[n, k, i, j] = b[k] + Σ x[n, c, i·stride + r·dilation − top, …] w[k, c, r, s].
 
     The sum is over the channels c of the group of filter k.
     """
@@ -32,7 +32,8 @@ class Convolution(WeightedOperation[Conv2d]):
         layer, node = self.layer, self.node
         ho, wo = node.output_shape[1:]
         padded = pad(self.arrays["x"][:n], layer.pads(node.input_shape))
-        return windows_of(padded, layer.window, layer.strides)[:, :, :ho, :wo]
+        found = windows_of(padded, layer.window, layer.strides, layer.dilations)
+        return found[:, :, :ho, :wo]
 
     def forward(self, context: Context) -> None:
         a, n = self.arrays, context.n
@@ -61,4 +62,5 @@ class Convolution(WeightedOperation[Conv2d]):
         for channels, filters in self._groups():
             dwindows = np.tensordot(a["dy"][:n, filters], a["weight"][filters], ((1,), (0,)))
             dwindows = dwindows.transpose(0, 3, 1, 2, 4, 5)
-            scatter_windows(dwindows, a["dx"][:n, channels], layer.strides, pads)
+            dx = a["dx"][:n, channels]
+            scatter_windows(dwindows, dx, layer.strides, pads, layer.dilations)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import select
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 RANK_NAMES = (
@@ -64,8 +64,8 @@ class Siblings:
 
     def refresh(self) -> None:
         """Find processes that the launcher has started meanwhile."""
-        for pid in _children(self._launcher):
-            rank = None if pid in self._pids else _rank_of(pid)
+        for pid in children(self._launcher):
+            rank = None if pid in self._pids else rank_of(pid)
             if rank is None:
                 continue
             self._pids.add(pid)
@@ -97,7 +97,7 @@ class Siblings:
             self.remove(file)
 
 
-def _children(pid: int | None) -> list[int]:
+def children(pid: int | None) -> list[int]:
     """Return the child processes of a process; [] if there is none, or the kernel lists none."""
     if pid is None:
         return []
@@ -107,13 +107,18 @@ def _children(pid: int | None) -> list[int]:
         return []
 
 
-def _rank_of(pid: int) -> int | None:
-    """Return the rank in the environment of a process; None if there is none."""
+def rank_of(pid: int, ignored: Collection[str] = ()) -> int | None:
+    """Return the rank in the environment of a process; None if there is none.
+
+    Args:
+        pid: the process.
+        ignored: names of variables that do not count.
+    """
     try:
         lines = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     except OSError:
         return None
     values = dict(line.decode(errors="replace").partition("=")[::2] for line in lines)
-    found = (values[name] for name in RANK_NAMES if name in values)
+    found = (values[name] for name in RANK_NAMES if name in values and name not in ignored)
     rank = next(found, "")
     return int(rank) if rank.isdecimal() else None

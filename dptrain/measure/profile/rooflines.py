@@ -27,10 +27,18 @@ PRODUCTS = (
 """Phases in which convolutions and dense layers compute products."""
 READS_INPUT = (Phase.FORWARD, Phase.BACKWARD_RECOMPUTE, Phase.BACKWARD_WEIGHT)
 
+LOW = 1 / 3
+"""Share of the roofline below which a stage is marked."""
+
 AGREEMENT = 0.05
 """Largest difference of the two highest measured peaks."""
 
 _WINOGRAD = re.compile(r"F\((\d+)×(\d+), (\d+)×(\d+)\)")
+
+
+def is_low(share: float | None) -> bool:
+    """Return whether a share of the roofline is known and less than a third."""
+    return share is not None and share < LOW
 
 
 def least_products(algorithm: str) -> Fraction:
@@ -89,10 +97,11 @@ def _shares(node: Node) -> tuple[Fraction, Fraction]:
     inside = touched = Fraction(1)
     axes = zip(
         node.input_shape[1:], node.output_shape[1:], layer.window, layer.strides,
-        layer.pads(node.input_shape), strict=True,
+        layer.dilations, layer.pads(node.input_shape), strict=True,
     )  # fmt: skip
-    for size, count, window, stride, (before, _) in axes:
-        positions = [i * stride + r - before for i in range(count) for r in range(window)]
+    for size, count, window, stride, dilation, (before, _) in axes:
+        taps = range(0, window * dilation, dilation)
+        positions = [i * stride + tap - before for i in range(count) for tap in taps]
         valid = [position for position in positions if 0 <= position < size]
         inside *= Fraction(len(valid), len(positions))
         touched *= Fraction(len(set(valid)), size)

@@ -14,6 +14,7 @@ from dptrain.measure.profile.profile import (
     StatisticsTime,
     StepParts,
 )
+from dptrain.measure.profile.rooflines import is_low
 from dptrain.measure.statistics import Estimate
 from dptrain.numbers import decimals_for
 from dptrain.plan.lowering import Phase
@@ -39,6 +40,8 @@ SAVED_NOTE = (
     "* GFLOP/s count the operations of the direct algorithm, the roofline those that Winograd's "
     "algorithm needs at least."
 )
+LOW_MARK, LOW_NOTE = " !", "! less than a third of the roofline."
+"""Mark of stages that take more than three times as long as the measured limits require."""
 LOST_IF = {
     "parallel": "any of the following is",
     "load_balance": "the same ranks are slower in every step",
@@ -194,7 +197,7 @@ def layers_table(
         columns.append(computed("cumulative", "%", sums, term=find_term("cumulative_share")))
     columns += _rates(found, with_roofline=most is None)
     balance = "; balance: mean of the ranks / slowest rank" if balances else ""
-    note = f"±: half of the interquartile range{balance}. {_saved_note(stages)}".strip()
+    note = f"±: half of the interquartile range{balance}. {_notes_of(columns)}".strip()
     return Table(title, tuple(columns), note if most is None else "")
 
 
@@ -232,30 +235,36 @@ def _rates(groups: Sequence[Sequence[StageProfile]], *, with_roofline: bool) -> 
     elif any(stage.roofline_share is not None for group in groups for stage in group):
         shares = [
             sum((stage.roofline_share or 0.0) * stage.typical_ms for stage in group) / ms
-            if ms
+            if ms and any(stage.roofline_share is not None for stage in group)
             else None
             for group, ms in zip(groups, times, strict=True)
         ]
         column = computed(
             "roofline", "% of limit", shares, decimals=0, term=find_term("roofline_share")
         )
-        columns.append(_marked(column, groups))
+        columns.append(_marked(column, shares, groups))
     return columns
 
 
-def _marked(column: Column, groups: Sequence[Sequence[StageProfile]]) -> Column:
-    """Return a column with marks at the stages whose algorithm saves operations."""
-    saves = [any(saves_operations(stage.note) for stage in group) for group in groups]
-    cells: tuple[Cell, ...] = tuple(
-        (*cell, SAVED) if is_saved else cell
-        for cell, is_saved in zip(column.cells, saves, strict=True)
-    )
-    return replace(column, cells=cells)
+def _marked(
+    column: Column, shares: Sequence[float | None], groups: Sequence[Sequence[StageProfile]]
+) -> Column:
+    """Return the column of shares with marks at those of algorithms that save operations, and at
+    low ones.
+    """
+    cells: list[Cell] = []
+    for cell, share, group in zip(column.cells, shares, groups, strict=True):
+        saves = any(saves_operations(stage.note) for stage in group)
+        marks = [SAVED] * saves + [LOW_MARK] * is_low(share)
+        cells.append((*cell, *marks) if share is not None else cell)
+    return replace(column, cells=tuple(cells))
 
 
-def _saved_note(stages: Iterable[StageProfile]) -> str:
-    shown = [stage for stage in stages if stage.roofline_share is not None]
-    return SAVED_NOTE if any(saves_operations(stage.note) for stage in shown) else ""
+def _notes_of(columns: Iterable[Column]) -> str:
+    """Return the meaning of the marks in some columns."""
+    shown = {part for column in columns for cell in column.cells for part in cell}
+    notes = {SAVED: SAVED_NOTE, LOW_MARK: LOW_NOTE}
+    return " ".join(note for mark, note in notes.items() if mark in shown)
 
 
 def _with_others(groups: dict[str, list[StageProfile]], most: int) -> dict[str, list[StageProfile]]:
@@ -310,7 +319,8 @@ def stages_table(
     ]
     if any(stage.roofline_share is not None for stage in stages):
         roofline = records.values("roofline_share", decimals=0)
-        columns.append(_marked(roofline, [[stage] for stage in stages]))
+        of_stages = [stage.roofline_share for stage in stages]
+        columns.append(_marked(roofline, of_stages, [[stage] for stage in stages]))
     columns += [
         records.values("bytes_moved"),
         records.values("memory_bytes"),
@@ -324,7 +334,7 @@ def stages_table(
         columns.append(records.texts("note", kind="prose"))
     note = (
         "Typical: mean of the half of the steps around the median step; shares and rates are of "
-        f"these. {_saved_note(stages)}"
+        f"these. {_notes_of(columns)}"
     )
     title = "Kinds of operation, slowest first" if is_kinds else "Stages"
     return Table(title, tuple(columns), note.strip(), name, file)

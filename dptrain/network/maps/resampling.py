@@ -299,12 +299,14 @@ def transposed_convolution(
     *,
     groups: int = 1,
     bias: bool = True,
+    dilation: int | tuple[int, int] = 1,
 ) -> tuple[Layer, ...]:
     """Return the layers of a transposed convolution, the gradient of a convolution by its input.
 
     They are zeros between the pixels, zeros around the map, and a convolution. Its weights are
     those of PyTorch's ConvTranspose2d with the kernel rotated by 180° and, within each group,
-    channels and filters exchanged. An output has (H − 1) · stride + kernel rows, less padding.
+    channels and filters exchanged. An output has (H − 1) · stride + extent rows, less padding, with
+    an extent of (kernel − 1) · dilation + 1.
 
     Source: Dumoulin and Visin, "A guide to convolution arithmetic for deep learning", 2016.
 
@@ -316,9 +318,10 @@ def transposed_convolution(
             padding of PyTorch, less its output_padding at the bottom and right.
         groups: of channels and filters.
         bias: whether the convolution has a bias for each filter.
+        dilation: of the convolution, one number or that of rows and columns.
 
     Raises:
-        UserError: the output would lack more than kernel − 1 rows or columns at a side, or an
+        UserError: the output would lack more than extent − 1 rows or columns at a side, or an
             argument is of another type.
 
     Example:
@@ -329,8 +332,8 @@ def transposed_convolution(
         >>> x.shape
         (4, 10, 10)
     """
-    convolution = Conv2d(filters, kernel, groups=groups, bias=bias)
-    height, width = _pair(kernel)
+    convolution = Conv2d(filters, kernel, groups=groups, bias=bias, dilation=dilation)
+    height, width = convolution.extents
     match padding:
         case (int(top), int(bottom), int(left), int(right)):
             pass
@@ -342,7 +345,7 @@ def transposed_convolution(
     pads = height - 1 - top, height - 1 - bottom, width - 1 - left, width - 1 - right
     if min(pads) < 0:
         raise UserError(
-            f"the padding of a transposed convolution is {padding}; expected at most the size of "
+            f"the padding of a transposed convolution is {padding}; expected at most the extent of "
             f"the kernel ({height}, {width}) less 1"
         )
     is_equal = len(set(pads)) == 1

@@ -11,18 +11,32 @@ from types import MappingProxyType
 from dptrain.errors import UserError, shown, suggest
 from dptrain.network.layers import Shape
 from dptrain.network.network import Network
-from dptrain.network.zoo import alexnet, mobilenet, resnet, studies, vgg, wide_resnet
+from dptrain.network.zoo import (
+    alexnet,
+    convnext,
+    densenet,
+    inception,
+    inverted_residuals,
+    mobilenet,
+    regnet,
+    resnet,
+    shufflenet,
+    squeezenet,
+    studies,
+    vgg,
+    wide_resnet,
+)
 from dptrain.network.zoo.recipes import (
     ADAMW_DECAY,
     BINARY,
     CLASSES,
-    FINE_TUNING,
     IMAGENET_SIZE,
     LAYER_RATES,
     TABLES,
     VALUES,
     Entry,
     Recipe,
+    fine_tuning,
 )
 
 NETWORKS: Mapping[str, Entry] = MappingProxyType(
@@ -30,9 +44,16 @@ NETWORKS: Mapping[str, Entry] = MappingProxyType(
         **studies.NETWORKS,
         **resnet.NETWORKS,
         **wide_resnet.NETWORKS,
+        **regnet.NETWORKS,
         **vgg.NETWORKS,
         **mobilenet.NETWORKS,
+        **densenet.NETWORKS,
+        **inception.NETWORKS,
+        **convnext.NETWORKS,
+        **inverted_residuals.NETWORKS,
+        **shufflenet.NETWORKS,
         **alexnet.NETWORKS,
+        **squeezenet.NETWORKS,
         **studies.PERCEPTRONS,
     }
 )
@@ -88,7 +109,7 @@ def recipe(
             RMSProp have the same learning rate, LARS and LAMB the same for all networks.
         data: specification of the data; None for the data of the recipe.
         begins_with_weights: True if training does not begin at random: networks of ImageNet are
-            then trained by `FINE_TUNING`.
+            then trained by `fine_tuning`.
     """
     # Only perceptrons for values have data of their own.
     own = str(VALUES.data)
@@ -98,7 +119,7 @@ def recipe(
     elif network.name in NETWORKS:
         chosen = NETWORKS[network.name].recipe
         if begins_with_weights and is_of_imagenet(network):
-            chosen = replace(chosen, **FINE_TUNING)
+            chosen = fine_tuning(chosen)
     else:
         chosen = {"classes": CLASSES, "binary": BINARY, "values": VALUES}[network.loss.targets]
     if optimizer in (None, chosen.optimizer):
@@ -131,11 +152,17 @@ def recipe(
     )
 
 
-def is_of_imagenet(network: Network) -> bool:
-    """Return True for a network of the zoo that was published with images of ImageNet."""
+def is_of_imagenet(network: Network, *, normalised: bool = False) -> bool:
+    """Return True for a network of the zoo that was published with images of ImageNet.
+
+    Args:
+        network: a network.
+        normalised: True for those alone whose published weights expect normalised images.
+    """
     entry = NETWORKS.get(network.name)
-    is_published = entry is not None and (entry.input_shape, entry.outputs) == IMAGENET_SIZE
-    return network.family is not None and is_published
+    if entry is None or network.family is None or entry.outputs != IMAGENET_SIZE[1]:
+        return False
+    return entry.normalises or not normalised
 
 
 def _is_perceptron(network: Network) -> bool:

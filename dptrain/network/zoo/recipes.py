@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 from dptrain.network.layers import Shape
 from dptrain.network.network import Family, Network
@@ -26,7 +25,7 @@ class Recipe:
         batch_size: samples of a global minibatch.
         nesterov: True for Nesterov momentum.
         step_at: fractions of all steps after which schedule ``step`` reduces the rate.
-        step_factor: factor of each reduction.
+        step_factor: factor of each reduction, or of all steps by schedule ``exponential``.
         weight_decay: weight decay of all weights; None for that of the layers.
         validation: share of the training samples of `data` that is set aside; None if `data` has
             a validation split, or if nothing is to be chosen by it.
@@ -66,11 +65,6 @@ LAYER_RATES = {"lars": 1.0, "lamb": 0.01}
 """Learning rates of the optimizers that scale each layer by its norm: a step changes a weight by
 0.1% of its norm (without momentum) or by 1%."""
 VALUES = Recipe("adam", learning_rate=1e-3, momentum=0.0, epochs=6, data="irradiance")
-FINE_TUNING: dict[str, Any] = {
-    "learning_rate": 0.01, "schedule": "cosine", "step_at": None, "epochs": 20, "batch_size": 32,
-}  # fmt: skip
-"""What replaces settings of a recipe of ImageNet if training begins with the weights of a file: few
-images, and parameters that need small changes."""
 TABLES = Recipe(
     "adamw",
     2e-3,
@@ -111,6 +105,19 @@ CIFAR_SIZE: tuple[Shape, int] = (3, 32, 32), 10
 """Shape of the images and number of classes of CIFAR-10."""
 
 
+def fine_tuning(recipe: Recipe) -> Recipe:
+    """Return what replaces a recipe of ImageNet if training begins with the weights of a file.
+
+    There are few images then, and parameters that need small changes.
+    """
+    # Weight decay of AdamW multiplies the weights.
+    decay = None if recipe.optimizer == "adamw" else recipe.weight_decay
+    return replace(
+        recipe, optimizer="sgd", learning_rate=0.01, momentum=0.9, schedule="cosine", step_at=None,
+        epochs=20, batch_size=32, weight_decay=decay,
+    )  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Entry:
     """A network of the zoo: a function of the shape of its input and of its number of outputs.
@@ -120,6 +127,8 @@ class Entry:
         family: the function.
         input_shape, outputs: its arguments for the published network.
         recipe: default training settings.
+        normalises: False if published weights expect pixels from −1 to 1, and not those that
+            `IMAGENET_MEAN` and `IMAGENET_DEVIATION` normalise.
     """
 
     description: str
@@ -127,6 +136,7 @@ class Entry:
     input_shape: Shape
     outputs: int
     recipe: Recipe
+    normalises: bool = True
 
     def build(self, input_shape: Shape | None = None, outputs: int | None = None) -> Network:
         """Return the published network, or the one of another size."""

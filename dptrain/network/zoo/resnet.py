@@ -1,6 +1,8 @@
 """Residual networks.
 
-Source: He, Zhang, Ren and Sun, "Deep residual learning for image recognition", 2015.
+Sources: He, Zhang, Ren and Sun, "Deep residual learning for image recognition", 2015; Xie et al.,
+"Aggregated residual transformations for deep neural networks", 2017 (ResNeXt); Zagoruyko and
+Komodakis, "Wide residual networks", 2016, table 8.
 
 `imagenet_resnet` has the names and the structure of torchvision, in whose bottleneck blocks the
 3×3 convolution has the stride ("v1.5"). `cifar_resnet` is the form of section 4.2 of the paper for
@@ -54,10 +56,18 @@ def basic_block(x: Tensor, width: int, stride: int, decay: float) -> Tensor:
     return ReLU()(Add()(y, _shortcut(x, width, stride, decay)))
 
 
-def bottleneck(x: Tensor, width: int, stride: int, decay: float) -> Tensor:
-    """Return convolutions 1×1, 3×3 and 1×1 to four times the width, and a shortcut."""
-    y = ReLU()(BatchNorm2d()(convolution(x, width, 1, 1, "conv1", decay), name="bn1"))
-    y = ReLU()(BatchNorm2d()(convolution(y, width, 3, stride, "conv2", decay), name="bn2"))
+def bottleneck(
+    x: Tensor, width: int, stride: int, decay: float, *, widening: int = 1, groups: int = 1
+) -> Tensor:
+    """Return convolutions 1×1, 3×3 and 1×1 to four times the width, and a shortcut.
+
+    The first two have `widening` times the width, as in ResNeXt, which divides the 3×3 convolution
+    into groups, and in wide residual networks.
+    """
+    inner = widening * width
+    y = ReLU()(BatchNorm2d()(convolution(x, inner, 1, 1, "conv1", decay), name="bn1"))
+    y = convolution(y, inner, 3, stride, "conv2", decay, groups)
+    y = ReLU()(BatchNorm2d()(y, name="bn2"))
     y = BatchNorm2d()(convolution(y, 4 * width, 1, 1, "conv3", decay), name="bn3")
     return ReLU()(Add()(y, _shortcut(x, 4 * width, stride, decay)))
 
@@ -144,6 +154,9 @@ CIFAR = Recipe(
 _LONG = replace(CIFAR, epochs=200, schedule="cosine", step_at=None)
 """Recipe of https://github.com/kuangliu/pytorch-cifar."""
 
+_NEXT = replace(IMAGENET, epochs=100, step_at="0.3,0.6,0.9")
+"""Recipe of torchvision's references for ResNeXt."""
+
 NETWORKS = {
     "resnet20": Entry("3×32×32, residual", _cifar_resnet(3), *CIFAR_SIZE, CIFAR),
     "resnet56": Entry("3×32×32, residual", _cifar_resnet(9), *CIFAR_SIZE, CIFAR),
@@ -158,12 +171,14 @@ NETWORKS = {
             "3×224×224, residual",
             partial(imagenet_resnet, name, block, counts),
             *IMAGENET_SIZE,
-            IMAGENET,
+            chosen,
         )
-        for name, block, counts in (
-            ("resnet18", basic_block, (2, 2, 2, 2)),
-            ("resnet34", basic_block, (3, 4, 6, 3)),
-            ("resnet50", bottleneck, (3, 4, 6, 3)),
+        for name, block, counts, chosen in (
+            ("resnet18", basic_block, (2, 2, 2, 2), IMAGENET),
+            ("resnet34", basic_block, (3, 4, 6, 3), IMAGENET),
+            ("resnet50", bottleneck, (3, 4, 6, 3), IMAGENET),
+            ("resnext50-32x4d", partial(bottleneck, widening=2, groups=32), (3, 4, 6, 3), _NEXT),
+            ("wide-resnet50-2", partial(bottleneck, widening=2), (3, 4, 6, 3), IMAGENET),
         )
     },
 }

@@ -32,6 +32,7 @@ from dptrain.report.runs.run_record import TrainingRun
 from dptrain.report.runs.run_tables import (
     MOST_CLASSES,
     epochs_table,
+    incidents_table,
     settings_tables,
     spans_table,
     time_tables,
@@ -73,7 +74,8 @@ def run_page(run: TrainingRun) -> Page:
                     tables=tuple(time_tables(run)), text=tuple(_time_text(run))),
             *restrictions_section(notes),
             Section("settings", "Settings", text=tuple(resume_text(run)), tables=(
-                *((spans_table(run),) if len(run.spans.items) > 1 else ()), *settings_tables(run),
+                *((spans_table(run),) if len(run.spans.items) > 1 else ()),
+                *((incidents_table(run),) if run.incidents else ()), *settings_tables(run),
             )),
             environment_section(run.environment, [], _environment_text(run)),
             definitions_section(OF_RUNS),

@@ -19,6 +19,7 @@ from dptrain.measure.profile.profile import Spread, StageProfile, StepParts
 from dptrain.measure.statistics import Estimate, share
 from dptrain.records import from_values
 from dptrain.runs.files import read_file
+from dptrain.runs.incidents import Incident, read_incidents
 from dptrain.runs.names import ENVIRONMENT, FAILURE, SPECIFICATION, SUMMARY
 from dptrain.runs.spans import Spans, steps_text
 from dptrain.texts import command_line
@@ -86,6 +87,7 @@ class TrainingRun:
         classes: the confusion matrix of the test data; None for values, and for many classes.
         mistakes: a PNG file of the most confident mistakes; None without one.
         labels: of the test data; None if a sample has not several labels.
+        incidents: faults after which the ranks were started again.
     """
 
     folder: Path
@@ -99,6 +101,7 @@ class TrainingRun:
     classes: ClassQuality | None = None
     mistakes: bytes | None = None
     labels: LabelCounts | None = None
+    incidents: tuple[Incident, ...] = ()
 
     @classmethod
     def read(cls, folder: Path) -> TrainingRun:
@@ -124,6 +127,7 @@ class TrainingRun:
             read_confusion(folder / CONFUSION),
             read_mistakes(folder / MISTAKES),
             read_labels(folder / LABELS),
+            tuple(read_incidents(folder)),
         )
         run._check()
         return run

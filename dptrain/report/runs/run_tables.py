@@ -10,7 +10,8 @@ from dptrain.measure.profile.tables import busy_table, memory_table, parts_table
 from dptrain.numbers import value_text
 from dptrain.report.profiles.profile_page import efficiency_tables
 from dptrain.report.runs.run_record import METRICS, TrainingRun
-from dptrain.runs.names import SPANS, SUMMARY
+from dptrain.runs.incidents import summary_line
+from dptrain.runs.names import INCIDENTS, SPANS, SUMMARY
 from dptrain.runs.spans import changed_text, steps_text
 from dptrain.tables import Column, Records, Table, texts
 from dptrain.vocabulary import find_term
@@ -94,6 +95,26 @@ def spans_table(run: TrainingRun) -> Table:
     )  # fmt: skip
     note = "The run was resumed. Settings of later steps are those that changed."
     return Table("Steps and their settings", columns, note, "spans", SPANS)
+
+
+def incidents_table(run: TrainingRun) -> Table:
+    """Return the faults after which the ranks were started again."""
+    rows = run.incidents
+    columns = (
+        texts("time", [each.time for each in rows]),
+        texts("rank", ["" if each.rank is None else each.rank for each in rows]),
+        texts("host", [each.host or "" for each in rows]),
+        texts("cause", [each.cause for each in rows], kind="prose"),
+        texts("after step", ["" if each.step is None else each.step for each in rows]),
+        texts("ranks", [
+            f"{each.ranks}" if each.ranks == each.ranks_after
+            else f"{each.ranks}, then {each.ranks_after}" for each in rows
+        ]),
+        texts("steps made again", [each.steps_lost for each in rows]),
+        texts("time lost (s)", [f"{each.seconds_lost:.1f}" for each in rows]),
+    )  # fmt: skip
+    note = f"{summary_line(rows)}: from the last complete step before a fault to the next one."
+    return Table("Restarts after faults", columns, note, "incidents", INCIDENTS)
 
 
 def settings_tables(run: TrainingRun) -> list[Table]:

@@ -93,6 +93,8 @@ def introduce(job: Job, display: Display, step: int, *, verbose: bool = True) ->
     """
     for line in _full_header(job, step) if verbose else _short_header(job, step):
         display.print(line)
+    if job.snapshots is not None:
+        display.print(job.snapshots.text)
     _print_restrictions(job, display, step)
 
 

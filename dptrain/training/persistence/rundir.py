@@ -14,9 +14,12 @@ confusion.csv     confusion matrix of the test data, of up to 200 classes
 labels.csv        samples and predictions of each label of the test data, of several labels
 mistakes.png      images of the most confident mistakes on the test data
 checkpoints/      see `dptrain.training.persistence.checkpoints`
+incidents.json    faults after which the ranks were started again: see `dptrain.runs.incidents`
 best/             the checkpoint of the best epoch by the validation data
 .last_checkpoint  step of the newest checkpoint
 .lock             locked by the process that trains here
+.progress         the last complete step: see `dptrain.runs.incidents`
+.snapshots        names the snapshots of the run: see `dptrain.training.persistence.snapshots`
 """
 
 from __future__ import annotations
@@ -81,7 +84,7 @@ from dptrain.training.persistence.checkpoints import Arrays, CheckpointStore
 from dptrain.training.settings import read_settings
 
 BEST = "best"
-LAST_CHECKPOINT = ".last_checkpoint"
+LAST_CHECKPOINT, SNAPSHOTS = ".last_checkpoint", ".snapshots"
 
 
 class RunDirectoryLostError(UserError):
@@ -129,11 +132,7 @@ class RunDirectory:
                 count: a run that was killed at its start leaves some, and so do network disks.
         """
         if path is None:
-            parent = Path("runs")
-            with writing(parent):
-                path = _make_new(parent, _run_name(network, data, now))
-                sync(parent)
-            run = cls(path, keep=keep)
+            run = cls(new_folder(network, data, now), keep=keep)
             run.hold()
             return run
         with writing(path):
@@ -381,6 +380,19 @@ class RunDirectory:
 
     def _write(self, name: str, text: str) -> None:
         write_whole(self.path / name, text, check=self.check_present)
+
+
+def new_folder(network: str, data: str, now: datetime) -> Path:
+    """Make an empty folder in ``runs`` for a run whose user names none; see `RunDirectory.create`.
+
+    Raises:
+        UserError: the folder cannot be made.
+    """
+    parent = Path("runs")
+    with writing(parent):
+        path = _make_new(parent, _run_name(network, data, now))
+        sync(parent)
+    return path
 
 
 def _close_all(*descriptors: int) -> None:

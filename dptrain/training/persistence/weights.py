@@ -34,6 +34,7 @@ from dptrain.interchange.weight_names import (
     IGNORED_SUFFIX,
     expected_shapes,
     has_shape,
+    is_auxiliary,
     names_in,
     network_of_weights,
 )
@@ -162,7 +163,9 @@ def size_of_weights(network: Network, path: str | os.PathLike[str]) -> WeightsSi
     if not last or len(weight) != len(first.parameters[0].shape) or len(weight) < 2:
         return None
     width = weight[1] * getattr(first.layer, "groups", 1)
-    normalises = normalises or (source.is_foreign and is_of_imagenet(network) and width == 3)
+    normalises = normalises or (
+        source.is_foreign and width == 3 and is_of_imagenet(network, normalised=True)
+    )
     return WeightsSize((width, *input_shape[1:]), last[0], normalises)
 
 
@@ -307,7 +310,7 @@ def _match(network: Network, source: _Source) -> _Match:
         else:
             match.fitting[name] = own
     used = set(names.values())
-    match.unused.extend(name for name in source.shapes if name not in used)
+    match.unused.extend(n for n in source.shapes if n not in used and not is_auxiliary(n))
     return match
 
 

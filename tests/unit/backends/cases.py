@@ -71,12 +71,20 @@ FEATURES: dict[type[Layer], str] = {
 }  # fmt: skip
 """Layers that cases require as features, with the names in `IMPLEMENTED`."""
 
-EVERYTHING = frozenset(FEATURES.values()) | {"groups", "no bias", "floor", "pool padding", "graph"}
+EVERYTHING = frozenset(FEATURES.values()) | {
+    "groups",
+    "no bias",
+    "floor",
+    "dilation",
+    "pool padding",
+    "graph",
+}
 IMPLEMENTED = dict.fromkeys(("reference", "numba", "cuda", "cudnn"), EVERYTHING)
 """The features of cases with which each backend is tested: kinds of layers in `FEATURES`, and
 
 - "groups", "no bias": convolutions with them;
 - "floor": convolutions whose windows do not end at the last row and column;
+- "dilation": convolutions whose kernels read pixels at a distance;
 - "pool padding": pooling with a number as padding;
 - "graph": networks that are no chains.
 
@@ -101,6 +109,7 @@ class Case:
                     "groups": layer.groups > 1,
                     "no bias": not layer.bias,
                     "floor": layer.rounding == "floor",
+                    "dilation": layer.dilations != (1, 1),
                 }
                 found |= {name for name, holds in conditions.items() if holds}
             elif isinstance(layer, MaxPool2d | AveragePool2d | SumPool2d):
@@ -181,6 +190,7 @@ def _convolutions() -> list[Case]:
     conv7 = Conv2d(5, 7, stride=2, padding=3, rounding="floor")
     uneven = Conv2d(3, (3, 2), stride=(3, 2), padding=valid, rounding="floor")
     uneven_groups = Conv2d(4, (3, 2), stride=(2, 3), padding=valid, groups=4)
+    dilated = Conv2d(6, 3, stride=2, dilation=(4, 6))
     table = [
         ("one of everything", (1, 1, 1, 1), Conv2d(1, 1)),
         ("one pixel, 3x3 around it", (2, 3, 1, 1), Conv2d(4, 3, padding=same)),
@@ -225,6 +235,20 @@ def _convolutions() -> list[Case]:
         ("stride 2, one zero, floor", (2, 3, 6, 8), Conv2d(4, 3, 2, padding=1, rounding="floor")),
         ("1x1, stride 2, floor", (1, 4, 6, 4), Conv2d(3, 1, 2, padding=0, rounding="floor")),
         ("stride 3 and 2, floor", (1, 2, 9, 8), uneven),
+        ("dilation 2", (2, 3, 7, 9), Conv2d(5, 3, dilation=2)),
+        ("dilation 2, 32 channels and filters", (1, 32, 5, 6), Conv2d(32, 3, dilation=2)),
+        ("dilation 1 and 3, wide kernel", (1, 2, 4, 11), Conv2d(3, (1, 4), 1, 2, dilation=(5, 3))),
+        ("dilation 4, full", (2, 2, 3, 4), Conv2d(3, (3, 2), padding=full, dilation=4)),
+        ("dilation 3, stride 2", (2, 3, 9, 8), Conv2d(4, 3, stride=2, dilation=3)),
+        ("dilation 2, stride 2", (1, 4, 9, 8), replace(dilated, dilation=2)),
+        ("dilation 4 and 6, stride 6 and 4", (1, 2, 14, 17), replace(dilated, stride=(6, 4))),
+        ("two groups, dilation 2 and 3", (2, 4, 7, 9), Conv2d(6, 3, groups=2, dilation=(2, 3))),
+        (
+            "depthwise, dilation 4 and 6",
+            (2, 4, 7, 9),
+            replace(dilated, filters=4, stride=1, groups=4),
+        ),
+        ("depthwise, dilation 3, stride 2", (1, 3, 7, 5), Conv2d(3, 3, 2, groups=3, dilation=3)),
     ]
     return [behind_maps(f"conv: {name}", shape, [layer]) for name, shape, layer in table]
 
@@ -401,9 +425,13 @@ def _resampling() -> list[Case]:
          Resize2d(size=1, mode="bilinear", align_corners=True)),
     ]  # fmt: skip
     up = transposed_convolution(6, 3, (2, 3), (1, 0, 1, 1), groups=2)
+    dilated = transposed_convolution(6, (3, 2), 2, (1, 3, 0, 2), groups=2, dilation=(2, 3))
+    depthwise = transposed_convolution(4, 3, (1, 2), (1, 1, 1, 1), groups=4, dilation=2)
     return [
         *(behind_maps(f"{layer.kind}: {name}", shape, [layer]) for name, shape, layer in table),
         behind_maps("stack: a transposed convolution", (2, 4, 3, 2), up),
+        behind_maps("stack: a dilated transposed convolution", (2, 4, 3, 2), dilated),
+        behind_maps("stack: a dilated depthwise transposed one", (1, 4, 2, 4), depthwise),
     ]
 
 

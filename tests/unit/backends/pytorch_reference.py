@@ -127,7 +127,9 @@ def _apply(
         return _combine(node, inputs)
     if isinstance(layer, Conv2d):
         padded = _pad(x, layer.pads(node.input_shape))
-        y = functional.conv2d(padded, weight, bias, layer.strides, groups=layer.groups)
+        y = functional.conv2d(
+            padded, weight, bias, layer.strides, dilation=layer.dilations, groups=layer.groups
+        )
         return y[:, :, : node.output_shape[1], : node.output_shape[2]]
     if isinstance(layer, Dense):
         return functional.linear(x, weight, bias)

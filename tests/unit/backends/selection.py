@@ -122,6 +122,7 @@ def _options(node: Node) -> list[str]:
         "as large as the map": window == node.input_shape[1:],
     }
     if isinstance(layer, Conv2d):
+        dilated = layer.dilations != (1, 1)
         options |= {
             "full padding": layer.padding == "full",
             "groups": layer.groups > 1,
@@ -129,11 +130,21 @@ def _options(node: Node) -> list[str]:
             "groups with other filters": layer.groups > 1 and layer.filters != node.input_shape[0],
             "groups, stride": layer.groups > 1 and down > 1,
             "groups, uneven stride": layer.groups > 1 and down != right,
+            "dilation": dilated,
+            "dilation, stride": dilated and down > 1,
+            "dilation, stride, common divisor": all(map(is_common, layer.dilations, layer.strides)),
+            "groups, dilation": dilated and layer.groups > 1,
+            "one channel a group, dilation": dilated and layer.groups == layer.filters > 1,
             "no bias": not layer.bias,
             "floor": layer.rounding == "floor",
             "many filters": layer.filters >= MANY,
         }
     return [name for name, holds in options.items() if holds]
+
+
+def is_common(dilation: int, stride: int) -> bool:
+    """Return whether a dilation and a stride have a common divisor above 1."""
+    return math.gcd(dilation, stride) > 1
 
 
 def cover(

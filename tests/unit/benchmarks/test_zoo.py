@@ -9,12 +9,25 @@ import pytest
 from click.testing import CliRunner
 
 from benchmarks.zoo import __main__ as zoo
-from benchmarks.zoo.__main__ import CHECKS, check, passes, read_rows, summary, write_rows
+from benchmarks.zoo.__main__ import (
+    CHECKS,
+    OTHER_FILES,
+    check,
+    passes,
+    read_rows,
+    summary,
+    write_rows,
+)
 from tests.lazy import LazyModule
 
 torch = LazyModule("torch")
 
-ROW = {"library": "torchvision", "name": "small", "size": "8", **dict.fromkeys(CHECKS, "")}
+ROW = {
+    "library": "torchvision",
+    "name": "small",
+    "size": "8",
+    **dict.fromkeys((*CHECKS, *OTHER_FILES), ""),
+}
 
 
 def small(*last: Any) -> Any:
@@ -41,7 +54,7 @@ def test_each_classifier_is_in_the_list_once() -> None:
     names = [(row["library"], row["name"]) for row in rows]
     assert len(set(names)) == len(names)
     assert {library for library, _ in names} == {"torchvision", "timm"}
-    assert all(set(row) == {"library", "name", "size", *CHECKS} for row in rows)
+    assert all(set(row) == {"library", "name", "size", *CHECKS, *OTHER_FILES} for row in rows)
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -59,14 +72,48 @@ def test_a_gradient_that_differs_does_not_pass(
     make(small())
     exact = zoo.gradient_error
 
-    def with_larger_epsilon(found: Any, module: Any, size: int) -> Any:
+    def with_larger_epsilon(found: Any, module: Any, *others: Any) -> Any:
         module[1].eps = 0.01
-        return exact(found, module, size)
+        return exact(found, module, *others)
 
     assert passes("step", check(ROW, "step", "torchscript", tmp_path)["step"])
     monkeypatch.setattr(zoo, "gradient_error", with_larger_epsilon)
     found = check(ROW, "step", "torchscript", tmp_path)["step"]
     assert not passes("step", found), found
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_fixed_and_computed_weights_are_compared(make: Any, tmp_path: Path) -> None:
+    class Standardised(torch.nn.Conv2d):  # type: ignore[name-defined, misc]
+        def forward(self, x: Any) -> Any:
+            std, mean = torch.std_mean(self.weight, dim=(1, 2, 3), keepdim=True)
+            self.fixed: Any
+            weight = (self.weight - mean) / std
+            return torch.conv2d(torch.conv2d(x, weight), self.fixed, groups=4)
+
+    layer = Standardised(4, 4, 3)
+    layer.register_buffer("fixed", torch.full((4, 1, 2, 2), 0.25))
+    make(small(layer))
+    found = check(ROW, "step", "torchscript", tmp_path)
+    assert passes("step", found["step"]), found
+
+
+def test_a_kink_of_one_minibatch_is_reported_with_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    errors = iter([(400.0, 1.0), (2.0, 1.0)])
+    monkeypatch.setattr(zoo, "gradient_error", lambda *arguments: next(errors))
+    found = zoo.RESULTS["step"](None, None, 8, Path())  # type: ignore[arg-type]
+    assert found == "2 after 4e+02"
+    assert passes("step", found)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("exporter", OTHER_FILES[:1])
+def test_files_for_training_have_a_column(make: Any, exporter: str, tmp_path: Path) -> None:
+    make(small(torch.nn.Dropout(0.2)))
+    before = {**ROW, "read": "yes", "step": "1.2"}
+    assert check(before, "read", exporter, tmp_path) == {**before, exporter: "yes"}
 
 
 @pytest.mark.filterwarnings("ignore")

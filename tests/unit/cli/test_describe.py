@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from dptrain.backends import load_backend
 from dptrain.cli.main import cli
 from dptrain.describe import describe_plan, group_stages, list_networks, list_presets, plan_for
-from dptrain.network import get_network
+from dptrain.network import GELU, Conv2d, Dense, Flatten, Network, ReLU, get_network
 from dptrain.network.files import write_network
 from dptrain.network.zoo import NETWORKS
 from dptrain.plan import SGD, Adam, make_plan
@@ -38,6 +38,34 @@ def test_layers_and_stages_count_the_same_operations(name: str, backend: str) ->
     backward = sum(group["backward_flops"] for group in groups)
     assert backward == 8 * sum(layer["backward_flops"] for layer in layers)
     assert sum(layer["parameters"] for layer in layers) == found["parameters"]
+
+
+@pytest.mark.parametrize("backend", ["numba", "cuda", "reference"])
+def test_groups_below_a_third_of_the_peak_are_marked_by_estimates(backend: str) -> None:
+    """Four filters fill a quarter of a vector, and no backend estimates activations."""
+    layers = [Conv2d(64), ReLU(), Conv2d(64, dilation=2), Conv2d(4, dilation=2), GELU(), Flatten()]
+    network = Network((64, 32, 32), [*layers, Dense(3)])
+    found = describe_plan(plan_for(network, backend=backend, batch_size=64))
+    for stage in found["stages"]:
+        share = stage["estimated_roofline_share"]
+        assert stage["is_low"] == (share is not None and share < 1 / 3)
+        assert share is None or 0 < share <= 1
+    marked = {group["group"]: group["is_low"] for group in group_stages(found["stages"])}
+    is_estimated = backend != "reference"
+    assert any(stage["estimated_roofline_share"] for stage in found["stages"]) == is_estimated
+    assert marked["conv3"] == is_estimated
+    assert not marked["gelu1"]
+    if backend == "numba":
+        assert not marked["conv2"]
+
+
+def test_a_mark_is_explained(tmp_path: Path) -> None:
+    for filters, is_marked in ((4, True), (16, False)):
+        path = tmp_path / f"{filters}.toml"
+        write_network(Network((16, 32, 32), [Conv2d(filters, dilation=2), Flatten()]), path)
+        text = CliRunner().invoke(cli, ["describe", str(path)], catch_exceptions=False).output
+        assert ("conv1 !" in text) == is_marked
+        assert ("! a stage of it is estimated to reach less than a third" in text) == is_marked
 
 
 def test_memory_is_what_a_replica_allocates() -> None:

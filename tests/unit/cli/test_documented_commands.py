@@ -18,7 +18,7 @@ SCRIPTS = {
     "launch/node.sh": "train", "launch/nodes.sh": "train", "launch/gpus.sh": "train",
     "slurm/node.sh": "train", "slurm/nodes.sh": "train", "slurm/gpus.sh": "train",
     "slurm/requeue.sh": "train", "slurm/scaling.sh": "scale",
-    "slurm/sweep.sh": "study sweep",
+    "slurm/survive.sh": "train", "slurm/sweep.sh": "study sweep",
 }  # fmt: skip
 """Scripts whose arguments are flags of a command."""
 

@@ -118,7 +118,8 @@ def test_forward(kept: Kept, pixels: int, channels: int, add: int, relu: int) ->
         y = run(
             "batch_norm_forward.cu", "batch_norm_forward", kept, False, channels,
             kept.store(x), kept.store(x2), kept.store(0 * x), mean, deviation.astype(np.float32),
-            weight, bias, *ints(pixels, channels), PLUS, np.int32(is_variance), ADD=add, RELU=relu,
+            weight, bias, *ints(pixels, channels), PLUS, np.int32(is_variance), ADD=add,
+            ACTIVATES=relu,
         )[2]  # fmt: skip
         moments = mean.astype(np.float64), (variance + 1e-3) ** -0.5
         exact = normalized(x, moments, weight, bias) + add * x2
@@ -147,7 +148,7 @@ def test_backward(kept: Kept, pixels: int, channels: int, mask: int, stores: int
         kept.store(dy), kept.store(saved), kept.store(x), kept.store(0 * x), moments, weight, bias,
         np.full((BLOCKS, 2, channels), np.nan, np.float32), np.zeros(8, np.uint32),
         np.zeros((2, channels)), count, np.zeros((2, channels), np.float32), zeros, zeros.copy(),
-        *ints(pixels, channels, 1), RELU_MASK=mask, STORE_DZ=stores,
+        *ints(pixels, channels, 1), ACTIVATION_FROM=mask, STORE_DZ=stores,
     )  # fmt: skip
     totals, sums, dweight, dbias = arrays[9], *arrays[11:14]
     scale = np.sqrt(pixels)
@@ -164,7 +165,7 @@ def test_backward(kept: Kept, pixels: int, channels: int, mask: int, stores: int
     dx = run(
         "batch_norm_backward_input.cu", "batch_norm_backward_input", kept, False, channels,
         kept.store(dy), kept.store(saved), kept.store(x), kept.store(0 * x), moments, weight, bias,
-        sums, *ints(pixels, channels), RELU_MASK=mask,
+        sums, *ints(pixels, channels), ACTIVATION_FROM=mask,
     )[3]  # fmt: skip
     found = dx if kept is FP32 else (dx.astype(np.uint32) << 16).view(np.float32)
     expected = weight * invstd * (dz - dz.mean(0) - hat * (dz * hat).mean(0))

@@ -21,6 +21,7 @@ from dptrain.backends.cuda.convolution.few_channels.few_channel_tiles import few
 from dptrain.backends.cuda.convolution.few_channels.few_channel_wgrad_tiles import (
     rank_few_channel_wgrad_tiles,
 )
+from dptrain.backends.cuda.convolution.grouped.grouped_tiles import GroupedShape, choose_tile
 from dptrain.backends.cuda.convolution.halo.halo_tiles import InputView
 from dptrain.backends.cuda.convolution.halo.implicit_gemm_cost import rank_implicit_gemm_tiles
 from dptrain.backends.cuda.convolution.halo.wgrad_tiles import rank_wgrad_tiles
@@ -41,6 +42,7 @@ from dptrain.backends.cuda.device.nvrtc import (
 from dptrain.backends.cuda.device.sources import KERNELS, kernel_files, source_path
 from dptrain.backends.cuda.geometry import GEOMETRY_MACROS
 from dptrain.errors import UserError
+from dptrain.plan.lowering import Phase
 from tests.emulator import libraries
 from tests.tiers import tiered
 from tests.unit.backends.cuda.gpu_algorithms import best
@@ -154,7 +156,9 @@ def test_images_with_maps_and_mixed_images_compile_for_a_size(resizes: bool) -> 
 @pytest.mark.more
 @pytest.mark.parametrize("kernel", ["normalization.cu", "pooling.cu"])
 def test_pooling_compiles_for_a_layer(kernel: str) -> None:
-    layer = dict(zip(GEOMETRY_MACROS, (24, 24, 64, 12, 12, 64, 3, 3, 2, 2, 0, 0), strict=True))
+    layer = dict(
+        zip(GEOMETRY_MACROS, (24, 24, 64, 12, 12, 64, 3, 3, 2, 2, 0, 0, 1, 1), strict=True)
+    )
     assert machine_code(kernel, 90, {"VECTOR": 8, "PRECISION": 2, **layer})
 
 
@@ -186,7 +190,7 @@ def test_every_tile_compiles_for_a_layer(
     kernel: str, precision: int, architecture: int, tile: GemmTile
 ) -> None:
     """From sm_80 on with tensor cores, before without."""
-    layer = dict(zip(GEOMETRY_MACROS, (16, 16, 5, 8, 8, 32, 3, 3, 2, 2, 1, 1), strict=True))
+    layer = dict(zip(GEOMETRY_MACROS, (16, 16, 5, 8, 8, 32, 3, 3, 2, 2, 2, 2, 3, 2), strict=True))
     steps = {"IN_VECTOR": 1, "OUT_VECTOR": 8 if precision == 2 else 4}
     epilogue = {"PRECISION": precision, "EPILOGUE": 2 if kernel == "forward" else 1}
     defines = {**tile.defines, **layer, **steps, **epilogue}
@@ -220,6 +224,27 @@ def test_skinny_gemm_compiles(precision: int, architecture: int) -> None:
     assert machine_code("skinny_gemm_backward_weight.cu", architecture, {**steps, **gradient})
 
 
+@pytest.mark.parametrize(
+    ("precision", "architecture"),
+    tiered(itertools.product(["fp32", "tf32", "bf16"], [80, 90, 100]), [("bf16", 90)]),
+)
+def test_tiles_of_groups_compile_for_a_layer(precision: str, architecture: int) -> None:
+    """A layer of ResNeXt with stride 2, and one whose units need several blocks."""
+    size, macro = (2, 2) if precision == "bf16" else (4, int(precision == "tf32"))
+    for channels, groups in ((8, 32), (120, 2)):
+        shape = GroupedShape(
+            channels, channels, groups, (3, 3), (2, 2), (1, 1), (1, 1), (28, 28), 64, size,
+            precision == "fp32", DEFAULT_LIMITS,
+        )  # fmt: skip
+        layer = (56, 56, channels * groups, 28, 28, channels * groups, 3, 3, 2, 2, 1, 1, 1, 1)
+        fixed = dict(zip(GEOMETRY_MACROS, layer, strict=True))
+        for phase in (Phase.FORWARD, Phase.BACKWARD_INPUT, Phase.BACKWARD_WEIGHT):
+            wgrad = phase is Phase.BACKWARD_WEIGHT
+            file = f"conv2d_grouped_{'backward_weight' if wgrad else 'tile'}.cu"
+            defines = {**choose_tile(shape, phase).defines, **fixed, "PRECISION": macro}
+            assert machine_code(file, architecture, defines, version=COMPILED[architecture])
+
+
 # The second convolution of solar, and one with 32 filters that is not pooled.
 WIDE = (48, 48, 32, 46, 46, 64, 3, 3, 1, 1, 0, 0), (12, 12, 64, 12, 12, 32, 5, 5, 1, 1, 2, 2)
 WINDOWS = [(1, 90), (2, 90), (2, 80), (1, 80), (2, 70)]
@@ -240,7 +265,7 @@ def test_halo_kernels_compile_for_a_layer(
     view = InputView(height, width, channels, top, left, out_height, out_width, filters, r, s)
     pooled, step = filters == 64, 16 // size
     common = {"PRECISION": precision, "EPILOGUE": 1 + pooled, "IN_VECTOR": step, "OUT_VECTOR": step}
-    common |= dict(zip(GEOMETRY_MACROS, layer, strict=True))
+    common |= dict(zip(GEOMETRY_MACROS, (*layer, 1, 1), strict=True))
     limits = DEFAULT_LIMITS
     forward = best(rank_implicit_gemm_tiles(view, name, 2048, limits, pooled=pooled))
     backward = best(
@@ -292,7 +317,7 @@ def test_few_channel_kernels_compile_for_a_layer(
         "OUT_VECTOR": 16 // size,
         "IN_VECTOR": 1,
     }
-    common |= dict(zip(GEOMETRY_MACROS, layer, strict=True))
+    common |= dict(zip(GEOMETRY_MACROS, (*layer, 1, 1), strict=True))
     tiles = list(few_channel_candidates(view, (1, 1), name, DEFAULT_LIMITS, pooled=pooled))
     for tile in tiles[:: len(tiles) // 3]:
         defines = {**common, **tile.defines}
@@ -314,7 +339,7 @@ def test_wgmma_instructions_are_not_serialized(precision: int, layer: tuple[int,
     assert tile is not None
     steps = {"IN_VECTOR": step if channels > 3 else 1, "OUT_VECTOR": step}
     common = {"PRECISION": precision, "EPILOGUE": epilogue, **steps}
-    common |= dict(zip(GEOMETRY_MACROS, layer, strict=True))
+    common |= dict(zip(GEOMETRY_MACROS, (*layer, 1, 1), strict=True))
     defines = {**tile.defines, **common}
     assert machine_code("conv2d_backward_weight_halo.cu", 90, defines, version=13)
 
@@ -339,7 +364,7 @@ def test_the_weight_gradient_of_a_first_layer_compiles(precision: int, architect
     view = InputView(height, width, channels, top, left, out_height, out_width, filters, r, s)
     tile = rank_few_channel_wgrad_tiles(view, name, 2048, DEFAULT_LIMITS)[0]
     common = {"PRECISION": precision, "EPILOGUE": 2, "IN_VECTOR": 1, "OUT_VECTOR": 4 * precision}
-    defines = {**tile.defines, **common, **dict(zip(GEOMETRY_MACROS, layer, strict=True))}
+    defines = {**tile.defines, **common, **dict(zip(GEOMETRY_MACROS, (*layer, 1, 1), strict=True))}
     assert machine_code("conv2d_backward_weight_few_channels.cu", architecture, defines)
 
 

@@ -237,6 +237,28 @@ def test_files_of_pytorch(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
+def test_dilated_convolutions_of_pytorch(tmp_path: Path) -> None:
+    import torch
+    from torch import nn
+
+    torch.manual_seed(3)
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 3, padding=2, dilation=2), nn.ReLU(),
+        nn.Conv2d(4, 6, (3, 2), padding=1, dilation=(1, 3), groups=2),
+        nn.Conv2d(6, 6, 3, stride=2, padding=3, dilation=3, groups=6, bias=False),
+        nn.Conv2d(6, 4, 3, padding=(2, 1), dilation=(2, 1)), nn.Flatten(),
+    )  # fmt: skip
+    path = tmp_path / "model.onnx"
+    torch.onnx.export(
+        model, torch.zeros(1, 3, 13, 12), str(path), dynamo=False, dynamic_axes={"x": {0: "N"}},
+        input_names=["x"],
+    )  # fmt: skip
+    network = check(path, (3, 13, 12))
+    dilations = [each.dilations for each in network.layers if isinstance(each, Conv2d)]
+    assert dilations == [(2, 2), (1, 3), (3, 3), (2, 1)]
+
+
+@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("opset", [13, 17])
 @pytest.mark.parametrize("is_own", [True, False])
 def test_blocks_with_channels_last(opset: int, is_own: bool, tmp_path: Path) -> None:
@@ -343,6 +365,7 @@ def test_padding_and_resizing_of_pytorch(tmp_path: Path) -> None:
         {"kernel_size": (4, 3), "stride": (2, 3), "padding": (1, 0), "groups": 3},
         {"kernel_size": 3, "bias": False},
         {"kernel_size": 1, "stride": 3, "output_padding": (2, 0)},
+        {"kernel_size": (3, 2), "stride": 2, "dilation": (2, 3), "padding": (1, 2), "groups": 3},
     ],
 )
 def test_transposed_convolutions_of_pytorch(settings: dict[str, Any], tmp_path: Path) -> None:
@@ -570,7 +593,12 @@ def _vary_height(model: onnx.ModelProto) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (_set(0, dilations=[2, 2]), "foreign.onnx: node 't1' (Conv): dilations are [2, 2]; expect"),
+        (_set(0, dilations=[0, 2]), "foreign.onnx: node 't1' (Conv): conv dilation is 0; expected"),
+        (_set(0, dilations=[2**31, 2]), "(Conv): conv dilation is 2147483648; expected"),
+        (
+            _set(0, dilations=[9, 2]),
+            "(Conv): conv height: extent of the dilated kernel 19 is larger",
+        ),
         (_set(0, auto_pad="SAME_LOWER"), "(Conv): auto_pad is SAME_LOWER; expected"),
         (_set(0, pads=[0, 1, 0, 2]), "(Conv): pads are [0, 1, 0, 2]; expected equal numbers, or"),
         (_set(0, group=3), "(Conv): conv has 4 filters in 3 groups"),

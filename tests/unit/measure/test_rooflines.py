@@ -18,8 +18,8 @@ from dptrain.measure.profile.rooflines import highest_roofs, least_products, lea
 from dptrain.measure.roofs import _host_sizes
 from dptrain.native.bandwidth import bandwidths
 from dptrain.native.caches import cache_bytes
-from dptrain.network.layers import Conv2d, Dense
-from dptrain.network.network import Node
+from dptrain.network.layers import Conv2d, Dense, Flatten
+from dptrain.network.network import Network, Node
 from dptrain.network.zoo import NETWORKS, build_network
 from dptrain.plan.lowering import Phase
 from dptrain.plan.plan import make_plan
@@ -62,9 +62,10 @@ def multiply_adds(node: Node, algorithm: str) -> float:
         tiles = np.prod([-(-size // m) for size in node.output_shape[1:]])
         return float(tiles * tile**2 * channels * layer.filters)
     padded = np.pad(np.ones((height, width), np.int64), ((top, bottom), (left, right)))
-    windows = sliding_window_view(padded, layer.window)[:: layer.strides[0], :: layer.strides[1]]
+    windows = sliding_window_view(padded, layer.extents)[:: layer.strides[0], :: layer.strides[1]]
     _, rows, columns = node.output_shape
-    return float(windows[:rows, :columns].sum()) * channels * layer.filters
+    taps = windows[:rows, :columns, :: layer.dilations[0], :: layer.dilations[1]]
+    return float(taps.sum()) * channels * layer.filters
 
 
 @pytest.mark.parametrize("name", [*NETWORKS, "classifier-32"])
@@ -88,6 +89,20 @@ def test_no_stage_of_the_zoo_counts_more_than_its_algorithm_computes(name: str) 
         allowed = max(flops / roofs.gflops / 1e6, time_ms(moved))
         assert roofs.least_ms(flops, moved) <= allowed * (1 + 1e-12)
     assert counted
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("dilation", [1, 2, (3, 2), 5])
+def test_a_dilated_convolution_counts_the_products_inside_the_map(
+    stride: int, dilation: int | tuple[int, int]
+) -> None:
+    layer = Conv2d(4, 3, stride, 2, rounding="floor", dilation=dilation, bias=False)
+    network = Network((3, 11, 10), [layer, Flatten()])
+    plan = make_plan(network, load_backend("reference"), BATCH)
+    (stage,) = (stage for stage in plan.stages if stage.phase is Phase.FORWARD)
+    flops, moved = least_work(plan, stage, "")
+    assert flops == 2 * BATCH * multiply_adds(network.nodes[0], "")
+    assert moved <= stage.bytes_moved
 
 
 def test_the_limits_bound_data_of_any_size() -> None:

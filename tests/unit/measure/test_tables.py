@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from dptrain.measure.profile.tables import layers_table
+from dptrain.measure.profile.profile import Spread, StageProfile
+from dptrain.measure.profile.tables import layers_table, stages_table
 from dptrain.tables import Number, Table
 
 
@@ -23,6 +24,38 @@ def test_a_title_is_whole_and_a_short_one_stands_in_one_line(words: int) -> None
     assert written.getvalue().split().count("title") == words
     assert words > 8 or lines[0].strip() == title
     assert max(map(len, lines)) <= 60
+
+
+def profiled(name: str, share: float | None, note: str = "") -> StageProfile:
+    """Return a stage of 1 ms with a share of the roofline."""
+    time = Spread(1.0, 0.9, 1.1, 1.0, 30)
+    return StageProfile(
+        name, name, name, "forward", 1, time, 1.0, 1.0, 0, 0.2, 0.2, 1e6, 1e6, 8, 1.0, 1.0, share,
+        note,
+    )  # fmt: skip
+
+
+def test_shares_of_less_than_a_third_of_the_roofline_are_marked() -> None:
+    """In the table of layers of the terminal, and in that of stages, which the report has, too."""
+    winograd = "Winograd F(4×4, 3×3)"
+    stages = [
+        profiled("low", 0.3), profiled("enough", 0.34), profiled("none", None),
+        profiled("both", 0.1, winograd),
+    ]  # fmt: skip
+    for table in (
+        layers_table(stages, "Layers", several=False),
+        stages_table(stages, "stages", several=False),
+    ):
+        (cells,) = (column.cells for column in table.columns if column.head == "roofline")
+        marked = [[part for part in cell if isinstance(part, str)] for cell in cells]
+        assert marked[0] == [" !"]
+        assert " !" not in marked[1] + marked[2]
+        assert marked[3] == [" *", " !"]
+        assert "! less than a third of the roofline." in table.note
+        assert '>30</data><span class="range"> !</span>' in table.to_page()
+    enough = layers_table(stages[1:3], "Layers", several=False)
+    assert "!" not in enough.note
+    assert "!" not in str(enough.texts)
 
 
 @pytest.mark.parametrize("count", [24, 60])

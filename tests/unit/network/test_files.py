@@ -28,6 +28,7 @@ from dptrain.network import (
     ReLU,
     Sigmoid,
     SumPool2d,
+    Uniform,
 )
 from dptrain.network.files import get_network, read_network, write_network
 from dptrain.network.layers import Elementwise
@@ -46,7 +47,12 @@ def test_every_network_of_the_zoo_survives_a_file(name: str, tmp_path: Path) -> 
 
 
 deviations = st.floats(1e-6, 1e3)
-weights = st.one_of(st.just(He()), st.builds(Normal, deviations), st.builds(Constant, deviations))
+weights = st.one_of(
+    st.just(He()),
+    st.builds(Normal, deviations),
+    st.builds(Uniform, deviations),
+    st.builds(Constant, deviations),
+)
 biases = st.builds(Constant, st.floats(-10, 10))
 pairs = st.one_of(st.integers(1, 3), st.tuples(st.integers(1, 3), st.integers(1, 3)))
 pools = st.sampled_from([MaxPool2d, AveragePool2d, SumPool2d]).flatmap(
@@ -147,7 +153,7 @@ def test_a_new_class_of_layer_needs_no_change(
         (HEAD + "[[layer]]\ntype = 'pool'\nstride = 'a'",
          "stride is 'a'; expected a whole number or [a whole number, a whole number]"),
         (HEAD + "[[layer]]\ntype = 'dense'\nunits = 2\nweight_init = 'hee'",
-         "layer 2 (dense): weight_init: unknown type 'hee'; expected he, normal, constant"
+         "layer 2 (dense): weight_init: unknown type 'hee'; expected he, normal, uniform, constant"
          "; did you mean 'he'?"),
         (HEAD + "[[layer]]\ntype = 'dense'\nunits = 2\nweight_init = 'normal'",
          "weight_init (normal): key 'std' is missing"),

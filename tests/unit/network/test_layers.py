@@ -38,10 +38,12 @@ from dptrain.network import (
     SigmoidBinaryCrossEntropy,
     StochasticDepth,
     SumPool2d,
+    Uniform,
     initial_parameters,
     transposed_convolution,
 )
 from dptrain.network.initial import BLOCK, draw
+from dptrain.network.layers import PaddingName
 
 REFUSALS: list[tuple[Callable[[], object], str]] = [
     (lambda: Conv2d(0), "conv filters is 0; expected a whole number from 1 to 2,147,483,647"),
@@ -112,6 +114,15 @@ REFUSALS: list[tuple[Callable[[], object], str]] = [
         "avgpool counts positions outside the map, but windows reach beyond the padding",
     ),
     (lambda: Conv2d(2, stride=0), "conv kernel or stride is 0"),
+    (lambda: Conv2d(2, 1, dilation=0), "conv dilation is 0; expected a whole number from 1"),
+    (
+        lambda: Conv2d(2, 3, dilation=2**30),
+        "conv extent of the dilated kernel is 2147483649; expected a whole number from 1",
+    ),
+    (
+        lambda: Conv2d(2, 3, padding="valid", dilation=(1, 3)).output_shape((1, 9, 6)),
+        "conv width: extent of the dilated kernel 7 is larger than the input, padding included",
+    ),
     (
         lambda: Conv2d(2, (1, 2, 3)),
         "conv kernel is (1, 2, 3); expected a whole number or (a whole number, a whole number)",
@@ -203,6 +214,26 @@ def test_a_convolution_has_one_output_for_each_position_of_its_kernel(
     ) == height
 
 
+@pytest.mark.parametrize("padding", ["valid", "same", "full", 0, 3])
+@pytest.mark.parametrize("stride", [1, 2, 3])
+@pytest.mark.parametrize("dilation", [1, 2, (2, 1), (3, 4)])
+@pytest.mark.parametrize("kernel", [1, 2, 3, (4, 1)])
+def test_a_dilated_convolution_equals_one_with_zeros_between_its_weights(
+    kernel: int | tuple[int, int],
+    dilation: int | tuple[int, int],
+    stride: int,
+    padding: int | PaddingName,
+) -> None:
+    layer = Conv2d(4, kernel, stride, padding, rounding="floor", dilation=dilation)
+    other = Conv2d(4, layer.extents, stride, padding, rounding="floor")
+    shape = (3, 13, 16)
+    assert layer.pads(shape) == other.pads(shape)
+    assert layer.output_shape(shape) == other.output_shape(shape)
+    assert layer.parameters(shape) == Conv2d(4, kernel).parameters(shape)
+    assert layer.flops(shape).forward <= other.flops(shape).forward
+    assert (layer.dilations == (1, 1)) == (layer.extents == layer.window)
+
+
 @pytest.mark.parametrize("layer", [Conv2d(1, 3, 2, "same"), MaxPool2d(3, 2, "same")])
 @pytest.mark.parametrize(("size", "pads"), [(7, (1, 1)), (6, (0, 1)), (1, (1, 1))])
 def test_same_puts_the_odd_zero_at_the_end(
@@ -270,6 +301,7 @@ def test_initial_values_have_the_stated_deviation() -> None:
         (8, 16, 16),
         [
             Conv2d(64, 3, bias_init=Constant(0.1)),
+            Conv2d(9, 3, weight_init=Uniform(2.0)),
             *(Flatten(), Dense(10, weight_init=Normal(0.04))),
         ],
         MeanSquaredError(),
@@ -277,11 +309,13 @@ def test_initial_values_have_the_stated_deviation() -> None:
     values = initial_parameters(network, 0)
     for name, deviation in (
         ("conv1.weight", math.sqrt(2.0 / (8 * 9))),
+        ("conv2.weight", 2.0 / math.sqrt(3 * 64 * 9)),
         ("dense1.weight", 0.04),
     ):
         error = deviation / math.sqrt(2 * values[name].size)
         assert abs(values[name].std() - deviation) < 5.0 * error
         assert abs(values[name].mean()) < 5.0 * deviation / math.sqrt(values[name].size)
+    assert 0.99 < np.abs(values["conv2.weight"]).max() / (2.0 / math.sqrt(64 * 9)) <= 1.0
     assert (values["conv1.bias"] == 0.1).all()
     assert (values["dense1.bias"] == 0.0).all()
 

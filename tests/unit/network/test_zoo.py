@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from dptrain.errors import UserError
-from dptrain.network import Dense, ReLU, get_network
+from dptrain.network import Dense, HardSwish, ReLU, get_network
 from dptrain.network.zoo import NETWORKS, recipe, studies
 
 PERCEPTRONS = [name for name in NETWORKS if name.startswith("mlp-")]
@@ -28,6 +28,22 @@ def test_parameter_counts_are_those_of_the_studies() -> None:
         ("vgg11-bn", 132_868_840, 7.609e9),
         ("vgg16-bn", 138_365_992, 15.470e9),
         ("alexnet", 61_100_840, 0.714e9),
+        ("densenet121", 7_978_856, 2.834e9),
+        ("mobilenet-v2", 3_504_872, 0.301e9),
+        ("mobilenet-v3-small", 2_542_856, 0.057e9),
+        ("mobilenet-v3-large", 5_483_032, 0.217e9),
+        ("efficientnet-b0", 5_288_548, 0.386e9),
+        ("resnext50-32x4d", 25_028_904, 4.230e9),
+        ("regnet-x-400mf", 5_495_976, 0.414e9),
+        ("regnet-y-400mf", 4_344_144, 0.402e9),
+        ("convnext-tiny", 28_589_128, 4.456e9),
+        ("shufflenet-v2-x1", 2_278_604, 0.145e9),
+        ("squeezenet1-1", 1_235_496, 0.349e9),
+        ("mnasnet1-0", 4_383_312, 0.314e9),
+        ("googlenet", 6_624_904, 1.498e9),
+        # 27,161,264 with the auxiliary classifier.
+        ("inception-v3", 23_834_568, 5.713e9),
+        ("wide-resnet50-2", 68_883_240, 11.398e9),
         # https://github.com/chenyaofo/pytorch-cifar-models: 0.27 M and 0.86 M, 40.8 and 125.8 M.
         ("resnet20", 272_474, 40.8e6),
         ("resnet56", 855_770, 125.8e6),
@@ -120,10 +136,10 @@ def test_every_network_builds_under_its_own_name_and_trains_by_its_recipe(name: 
     elif name in studies.NETWORKS or name in studies.PERCEPTRONS:
         assert chosen.data == {"classes": "digits", "values": "irradiance"}[built.loss.targets]
     else:
-        expected = {(32, 10): "shapes", (224, 1000): None}[size, outputs]
+        expected = {(32, 10): "shapes", (224, 1000): None, (299, 1000): None}[size, outputs]
         assert (chosen.data, chosen.flip) == (expected, True)
     dense = [i for i, layer in enumerate(built.layers) if isinstance(layer, Dense)]
-    assert all(isinstance(built.layers[i + 1], ReLU) for i in dense[:-1])
+    assert all(isinstance(built.layers[i + 1], ReLU | HardSwish) for i in dense[:-1])
     # Only the network of the solar study has a ReLU after the last layer.
     assert isinstance(built.layers[-1], ReLU) == (name == "solar")
 

@@ -60,7 +60,12 @@ def test_cosine(
     assert schedule.rate(warmup + length + 7) == pytest.approx(low, rel=1e-12, abs=1e-15 * base)
 
 
-@given(st.sampled_from(["step", "cosine", "polynomial"]), bases, st.integers(0, 20), steps)
+@given(
+    st.sampled_from(["step", "cosine", "polynomial", "exponential"]),
+    bases,
+    st.integers(0, 20),
+    steps,
+)
 def test_after_warm_up_the_rate_only_falls_and_not_below_the_minimum(
     kind: str, base: float, warmup: int, step: int
 ) -> None:
@@ -155,6 +160,21 @@ def test_polynomial_equals_pytorch(power: float) -> None:
     assert [ours.rate(step) for step in range(50)] == pytest.approx(theirs, rel=1e-9)
     warm = Schedule(0.3, "polynomial", total_steps=43, warmup_steps=3, power=power)
     assert [warm.rate(step) for step in range(3, 53)] == pytest.approx(theirs, rel=1e-9)
+
+
+@pytest.mark.parametrize("warmup", [0, 3])
+def test_exponential_equals_pytorch(warmup: int) -> None:
+    """The factor of a step is the root of that of all steps, which are 40 after the warm-up."""
+    ours = Schedule(
+        0.3, "exponential", warmup_steps=warmup, total_steps=40 + warmup, step_factor=0.01
+    )
+    theirs = rates_of_pytorch(
+        lambda optimizer: torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.01 ** (1 / 40)),
+        0.3,
+        41,
+    )
+    found = [ours.rate(step) for step in range(warmup, warmup + 41)]
+    assert found == pytest.approx(theirs, rel=1e-9)
 
 
 @given(bases, st.integers(1, 9), st.integers(1, 9))

@@ -48,6 +48,7 @@ SAMPLES: dict[str, tuple[Any, Any]] = {
     "balance": ("3,1", "measured"),
     "best_by": ("loss", "accuracy"),
     "share_gpus": (True, False),
+    "snapshots": (True, False),
     "freeze": ("conv1", "dense2,*.bias"),
     "rate_factor": ("conv1=0.5", "*=2"),
     "tensorboard": (True, False),
@@ -112,6 +113,14 @@ def test_recipes_set_batch_size_augmentation_and_fractions_of_the_run() -> None:
     assert (other.schedule, other.step_at) == ("step", "1/3")
     wide = load_settings({"network": "wrn-28-10", "data": "synthetic"}, {})
     assert (wide.update_rule(), wide.step_factor) == (SGD(momentum=0.9, nesterov=True), 0.2)
+    # The factor of a whole run is none of a reduction.
+    for network, schedule, factor in (
+        ("mobilenet-v2", None, 0.98**300), ("mobilenet-v2", "plateau", 0.1),
+        ("wrn-28-10", "plateau", 0.2), ("wrn-28-10", "exponential", 0.1),
+    ):  # fmt: skip
+        values = {"network": network, "data": "synthetic", "schedule": schedule}
+        chosen = load_settings({key: value for key, value in values.items() if value}, {})
+        assert (chosen.schedule, chosen.step_factor) == (schedule or "exponential", factor)
     adam = load_settings({"network": "wrn-28-10", "data": "synthetic", "optimizer": "adam"}, {})
     assert adam.update_rule() == Adam()
     plain = load_settings({}, {})
@@ -395,7 +404,8 @@ def test_a_setting_without_effect_is_refused(name: str) -> None:
     value = {"step_at": "1/2", "step_factor": 0.5, "power": 2.0, "randaugment_magnitude": 7.0}.get(
         name, 7
     )
-    values = declared[other].limits.choices or (0, 2)
+    is_flag = declared[other].type is bool
+    values = declared[other].limits.choices or ((False, True) if is_flag else (0, 2))
     needs = {"step_every": 5} if name == "step_factor" else {}
     for present in values:
         has_effect = present in used_with if used_with else bool(present)
@@ -404,11 +414,11 @@ def test_a_setting_without_effect_is_refused(name: str) -> None:
         if has_effect:
             assert getattr(GivenSettings(**given).with_recipe(), name) == value
             continue
-        with pytest.raises(UserError, match="has no effect with") as caught:
+        with pytest.raises(UserError, match=r"has no effect with(out)? ") as caught:
             GivenSettings(**given)
         assert str(caught.value).startswith(f"{declared[name].flag} is {value}, but it has no ")
         # A layer with precedence that selects another value drops the setting.
-        values_of_file = {**more, name: value, other: used_with[0] if used_with else 2}
+        values_of_file = {**more, name: value, other: used_with[0] if used_with else values[-1]}
         put_layer(values_of_file, {}, {other: present}, {})
         assert name not in values_of_file
     # A file of a run has no such settings.

@@ -410,6 +410,41 @@ def test_weights_of_wrapped_models_are_read(tmp_path: Path) -> None:
     assert found == ((4,), 2, False)
 
 
+def test_arrays_of_other_forms_are_read_and_auxiliary_ones_ignored(tmp_path: Path) -> None:
+    """A dense layer per pixel, a factor per channel, and a classifier that only training has."""
+    x = Input((4, 3, 3))
+    y = Conv2d(8, 1)(x, name="block.3")
+    scaled = Conv2d(8, 1, groups=8, bias=False)(y, name="block.layer_scale")
+    network = Network.from_output(Dense(2)(Flatten()(scaled), name="fc"))
+    replica, path = make_replica(network, "reference", batch_size=1), tmp_path / "w.safetensors"
+    arrays = {
+        name: np.full(values.shape, i + 1.0, np.float32)
+        for i, (name, values) in enumerate(replica.parameters.items())
+    }
+    written = {
+        **arrays,
+        "block.3.weight": arrays["block.3.weight"].reshape(8, 4),
+        "block.layer_scale": arrays["block.layer_scale.weight"].reshape(8, 1, 1),
+        "aux1.fc.weight": np.zeros((3, 3), np.float32),
+    }
+    del written["block.layer_scale.weight"]
+    save_file({f"model.{name}": values for name, values in written.items()}, path)
+    load_weights(replica, path)
+    for name, values in arrays.items():
+        np.testing.assert_array_equal(replica.parameters[name], values)
+
+
+@pytest.mark.parametrize(("name", "normalised"), [("squeezenet1-1", True), ("googlenet", False)])
+def test_published_weights_of_inception_expect_plain_pixels(
+    name: str, normalised: bool, tmp_path: Path
+) -> None:
+    network, path = get_network(name), tmp_path / "w.safetensors"
+    arrays = [*network.parameters, *network.statistics]
+    save_file({each.name: np.ones(each.shape, np.float32) for each in arrays}, path)
+    assert size_of_weights(network, path) == ((3, 224, 224), 1000, normalised)
+    assert network_of_weights(path) == name
+
+
 def test_published_weights_choose_the_network_and_its_normalisation(
     torch_model: nn.Module, state_file: Path
 ) -> None:

@@ -214,5 +214,7 @@ def _ranked(table: Sequence[Algorithm[Case]], case: Case) -> list[Choice[Case]]:
 
 
 def note(case: Case, choice: Choice[Case]) -> str:
-    """Return the reason of a choice if it was measured; otherwise an empty string."""
+    """Return the reason of a choice if it was measured or the only one; else an empty string."""
+    if case.is_dilated:
+        return "dilation {}×{}: {} only".format(*case.layer.dilations, choice.algorithm.name)
     return MEASURED if str(choice) == measured_name(case.label, case.limits) else ""

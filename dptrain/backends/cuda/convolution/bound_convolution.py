@@ -14,10 +14,10 @@ from dptrain.backends.cuda.device.device import Array
 from dptrain.backends.cuda.device.hardware import limits_of
 from dptrain.backends.cuda.geometry import geometry, geometry_defines
 from dptrain.backends.cuda.normalization.batch_norm import (
-    MASK_FROM_X,
-    MASK_FROM_Y,
-    NO_MASK,
-    relu_mask,
+    FROM_X,
+    FROM_Y,
+    NO_ACTIVATION,
+    activation_source,
 )
 from dptrain.backends.cuda.weighted import (
     NO_EPILOGUE,
@@ -39,9 +39,9 @@ of those with strides, and of weight gradients with strides. In ResNet-18 (32×3
 took 1.2 times (the median of 16 products), 1.5 times (12) and 1.4 times (24) as long as
 estimated."""
 
-SUMMED_BYTES_PER_US = {NO_MASK: 6e6, MASK_FROM_X: 6e6, MASK_FROM_Y: 1.3e6}
+SUMMED_BYTES_PER_US = {NO_ACTIVATION: 6e6, FROM_X: 6e6, FROM_Y: 1.3e6}
 """Bytes of an input gradient for which a µs is saved if it is summed where it is computed, by
-``RELU_MASK``. A kernel of its own reads the gradient once more; with a mask from y, it also writes
+``ACTIVATION_FROM``. A kernel of its own reads the gradient once more; if it reads y, it also writes
 it. From products of ResNet-18 (32×32, 1,024 samples, tf32) with 67 MB of gradients (H200)."""
 
 
@@ -75,6 +75,11 @@ class Case:
     def strides(self) -> tuple[int, int]:
         """Strides."""
         return self.layer.strides
+
+    @property
+    def is_dilated(self) -> bool:
+        """Whether the kernel has a dilation, with which only gathering kernels read the input."""
+        return self.layer.dilations != (1, 1)
 
     @property
     def limits(self) -> DeviceLimits:
@@ -121,7 +126,7 @@ class Case:
             return 0.0
         size = self.samples * math.prod(self.group.head.input_shape)
         nbytes = size * np.dtype(self.setting.activations).itemsize
-        return nbytes / SUMMED_BYTES_PER_US[relu_mask(self.group.normalization)]
+        return nbytes / SUMMED_BYTES_PER_US[activation_source(self.group.normalization)]
 
     @property
     def gradient_pixels(self) -> int:
@@ -139,11 +144,13 @@ class Case:
         head, group = self.group.head, self.group
         backward = self.phase is Phase.BACKWARD_INPUT
         sums = backward and group.normalization is not None
+        undone = activation_source(group.normalization) if group.normalization else NO_ACTIVATION
         facts = {
             "bias": self.layer.bias, "stored": self.stores_dz, "pooled": self.pools,
+            "dilated-{}x{}".format(*self.layer.dilations): self.is_dilated,
             f"epilogue-{self.epilogue}": self.epilogue != NO_EPILOGUE,
             "added": backward and "dx" in group.adds,
-            f"summed-{relu_mask(group.normalization) if group.normalization else NO_MASK}": sums,
+            f"summed-{undone}": sums,
         }  # fmt: skip
         sizes = head.input_maps, head.output_maps, self.layer.window, self.strides
         shapes = ("x".join(map(str, size)) for size in sizes)

@@ -61,9 +61,10 @@ __device__ inline Taps split_taps(const Geometry& g, int i) {
 #pragma unroll
     for (int v = 0; v < PACK; v += IN_VECTOR) {
         const unsigned at = i + v, pixel = at / unsigned(g.channels);
-        const int row = pixel / unsigned(g.s), column = pixel % unsigned(g.s);
+        const int r = pixel / unsigned(g.s);
+        const int row = r * g.dilation_h, column = pixel % unsigned(g.s) * g.dilation_w;
         const int offset = (row * g.width + column) * g.channels + at % unsigned(g.channels);
-        taps.at[v / IN_VECTOR] = {offset, row < g.r ? row : OUTSIDE, column};
+        taps.at[v / IN_VECTOR] = {offset, r < g.r ? row : OUTSIDE, column};
     }
     return taps;
 }

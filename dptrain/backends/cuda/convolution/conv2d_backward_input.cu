@@ -1,7 +1,7 @@
 // Gradient of a convolution with respect to its input, with gathered operands:
 //
 //     dx[n, h, w, c] = Σ over (r, s, k) of dz[n, p, q, k] w[r, s, c, k]
-//     with h = p · stride_h + r − pad_top and w = q · stride_w + s − pad_left
+//     with h = p · stride_h + r · dilation_h − pad_top and w likewise
 //
 // dz is the gradient with respect to the output of the convolution. It is computed from dy on the
 // fly (`Gradient` of epilogue.cuh).
@@ -9,10 +9,11 @@
 // Algorithm: implicit GEMM. Rows of C are input pixels, columns are input channels, and the sum
 // runs over (r, s, k). Terms whose output pixel does not exist are zero.
 //
-// With strides, only the taps r with (h + pad_top − r) % stride_h = 0 have an output pixel. All input
-// rows h with the same remainder have the same taps, and so have columns. blockIdx.z selects a class
-// of pixels with equal remainders (`StrideClass`), whose sum runs over its own taps only: with 3 × 3
-// filters and stride 2, the four classes have 1, 2, 2 and 4 of the 9 taps.
+// With strides, only the taps r with (h + pad_top − r · dilation_h) % stride_h = 0 have an output
+// pixel. All input rows h with the same remainder of h + pad_top have the same taps, and so have
+// columns. blockIdx.z selects a class of pixels with equal remainders (`StrideClass`), whose sum runs
+// over its own taps only: with 3 × 3 filters and stride 2, the four classes have 1, 2, 2 and 4 of the
+// 9 taps.
 //
 // If ADD_GRADIENT, the result is added to dx: to the gradient that other layers with the same input
 // have stored.
@@ -30,11 +31,31 @@
 #define STRIDED 0
 #endif
 
+// The taps first + m · step of a filter, with m < count, that reach an input row (or column). The
+// first one multiplies the output row `start`, and each other one `distance` rows above the one
+// before it.
+struct TapClass {
+    int first, step, count, distance, start;
+};
+
+// Return the taps of a filter with `size` rows that reach the input row that is `position` rows after
+// the first row of the padding: those r with r · dilation ≡ position modulo the stride.
+__device__ inline TapClass tap_class(int size, int position, int stride, int dilation) {
+    const int rest = position % stride;
+    if (dilation == 1)
+        return {rest, stride, max((size - rest + stride - 1) / stride, 0), 1, position / stride};
+    int step = 1, first = 0;
+    while (step * dilation % stride) ++step;
+    while (first < step && first * dilation % stride != rest) ++first;
+    const int count = first < step ? max((size - first + step - 1) / step, 0) : 0;
+    return {first, step, count, step * dilation / stride, (position - first * dilation) / stride};
+}
+
 // The input pixels (row + i · stride_h, column + j · stride_w) of all samples, with i < height and
-// j < width, and their taps (first_r + m · stride_h, first_s + n · stride_w), with m < rows and
-// n < columns.
+// j < width, and their taps.
 struct StrideClass {
-    int row, column, height, width, first_r, first_s, rows, columns;
+    int row, column, height, width;
+    TapClass down, across;
 
     __device__ StrideClass(const Geometry& g, int number) {
         // The classes with most taps come first if the padding is 1.
@@ -42,11 +63,10 @@ struct StrideClass {
         row = number / g.stride_w, column = number % g.stride_w;
         height = (g.height - row + g.stride_h - 1) / g.stride_h;
         width = (g.width - column + g.stride_w - 1) / g.stride_w;
-        first_r = (row + g.pad_top) % g.stride_h, first_s = (column + g.pad_left) % g.stride_w;
-        rows = max((g.r - first_r + g.stride_h - 1) / g.stride_h, 0);
-        columns = max((g.s - first_s + g.stride_w - 1) / g.stride_w, 0);
+        down = tap_class(g.r, row + g.pad_top, g.stride_h, g.dilation_h);
+        across = tap_class(g.s, column + g.pad_left, g.stride_w, g.dilation_w);
     }
-    __device__ int taps() const { return rows * columns; }
+    __device__ int taps() const { return down.count * across.count; }
     __device__ int pixels(int samples) const { return samples * height * width; }
 };
 
@@ -77,8 +97,8 @@ struct Gradients {
     __device__ Outer outer(int i) const {
         if (i >= pixels) return {0, OUTSIDE, OUTSIDE};
         const int line = i / own.width;
-        return {line / own.height, line % own.height + (own.row + g.pad_top) / g.stride_h,
-                i % own.width + (own.column + g.pad_left) / g.stride_w};
+        return {line / own.height, line % own.height + own.down.start,
+                i % own.width + own.across.start};
     }
     __device__ Inner inner(int k) const {
         Inner taps;
@@ -86,10 +106,12 @@ struct Gradients {
         for (int v = 0; v < PACK; v += OUT_VECTOR) {
             const unsigned at = k + v, filters = g.filters, tap = at / filters;
             // A class without taps has no terms.
-            const unsigned columns = max(own.columns, 1);
-            const int row = tap / columns, column = tap % columns;
+            const unsigned columns = max(own.across.count, 1);
+            const int row = tap / columns, column = tap % columns * own.across.distance;
             // Beyond the last tap: further down than any patch.
-            taps.at[v / OUT_VECTOR] = {row < own.rows ? row : -OUTSIDE, column, int(at % filters)};
+            taps.at[v / OUT_VECTOR] = {
+                row < own.down.count ? row * own.down.distance : -OUTSIDE, column,
+                int(at % filters)};
         }
         return taps;
     }
@@ -130,9 +152,9 @@ struct WeightsTransposed {
 #pragma unroll
         for (int v = 0; v < PACK; v += OUT_VECTOR) {
             const unsigned at = k + v, number = at / unsigned(g.filters);
-            const unsigned columns = max(own.columns, 1);
-            const int r = own.first_r + int(number / columns) * g.stride_h;
-            const int s = own.first_s + int(number % columns) * g.stride_w;
+            const unsigned columns = max(own.across.count, 1);
+            const int r = own.down.first + int(number / columns) * own.down.step;
+            const int s = own.across.first + int(number % columns) * own.across.step;
             const int offset =
                 (r * g.s + s) * g.channels * g.filters + int(at % unsigned(g.filters));
             offsets.at[v / OUT_VECTOR] = int(number) < own.taps() ? offset : OUTSIDE;

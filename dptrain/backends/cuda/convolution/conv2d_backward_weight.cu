@@ -2,7 +2,7 @@
 //
 //     dw[r, s, c, k] = Σ over (n, p, q) of x[n, h, w, c] dz[n, p, q, k]
 //     db[k]          = Σ over (n, p, q) of dz[n, p, q, k]
-//     with h = p · stride_h + r − pad_top and w = q · stride_w + s − pad_left
+//     with h = p · stride_h + r · dilation_h − pad_top and w likewise
 //
 // dz is computed from dy on the fly (`Gradient` of epilogue.cuh).
 //

@@ -1,139 +1,217 @@
 // Depthwise convolution: filter k reads channel k only.
 //
-//     y[n, p, q, k] = b[k] + Σ over (r, s) of x[n, h, w, k] w[r, s, k]
-//     with h = p · stride_h + r − pad_top and w = q · stride_w + s − pad_left
+//     forward          y[n, p, q, k]  = b[k] + Σ over (r, s) of x[n, h, w, k] w[r, s, k]
+//     backward_input   dx[n, h, w, k] = Σ over (r, s) of dy[n, p, q, k] w[r, s, k]
+//     backward_weight  dw[r, s, k]    = Σ over pixels of x[n, h, w, k] dy[n, p, q, k],   db[k] = Σ dy
 //
-// x (N, H, W, K), w (R, S, 1, K) float32, y (N, Ho, Wo, K).
+// with h = p · stride_h + r · dilation_h − pad_top and w likewise. x (N, H, W, K), w (R, S, 1, K)
+// float32, y (N, Ho, Wo, K).
 //
-// There are R · S multiply-adds for each output, too few for tensor cores: the time is that of
-// memory. A thread computes a vector of channels, whose neighbours in a window come from the caches.
-// Forward and backward-input are launched with one thread for each vector of the result, in blocks
-// of 256.
+// Algorithm: there are R · S multiply-adds for each result, too few for tensor cores. A thread
+// computes STRIP adjacent pixels of a row for a vector of channels, so that a row of taps needs each
+// of its weights once, and each pixel of the source once. Adjacent threads have SLOTS adjacent
+// vectors, then adjacent rows, whose windows overlap in the L1 cache.
+//
+// Launch of forward and backward_input: grid (blocks, K / VECTOR / SLOTS), SLOTS · LINES threads. A
+// line is a strip of a row.
 
-#include "channel_sums.cuh"
+#include "dependent_launch.cuh"
 #include "geometry.cuh"
+#include "vector.cuh"
 
-// Taps of the filter that a block of conv2d_depthwise_backward_weight sums; divides S.
-#ifndef SUM_TAPS
-#define SUM_TAPS 1
+// Rows and columns of the window, strides, dilations, and padding before the map.
+#ifndef WINDOW_R
+#define WINDOW_R 3
+#define WINDOW_S 3
+#define STEP_H 1
+#define STEP_W 1
+#define DILATION_H 1
+#define DILATION_W 1
+#define PAD_H 1
+#define PAD_W 1
+#endif
+// Pixels of a thread; for the input gradient a multiple of the stride.
+#ifndef STRIP
+#define STRIP 4
+#define SLOTS 8
+#define LINES 32
+#endif
+#ifndef HAS_BIAS
+#define HAS_BIAS 0
 #endif
 
-struct DepthwiseIndex {
-    int sample, row, column, slot;
+constexpr int TAPS = WINDOW_R * WINDOW_S;
+constexpr int LAST_TAP = (WINDOW_S - 1) * DILATION_W;  // Column of the last tap.
 
-    __device__ DepthwiseIndex(int i, int height, int width, int vectors) {
-        const int pixel = i / vectors, line = pixel / width;
-        sample = line / height, row = line % height, column = pixel % width, slot = i % vectors;
+// Strip `index` of maps of height × width pixels, whose rows are ordered by their remainder modulo
+// `step`: rows with the same remainder receive the same taps.
+struct Line {
+    int sample, row, column;
+
+    __device__ Line(int index, int height, int width, int step) {
+        const int rows = (height + step - 1) / step, all = rows * step;
+        const int strips = (width + STRIP - 1) / STRIP, i = index % all, strip = index / all;
+        row = i % rows * step + i / rows;
+        column = strip % strips * STRIP, sample = strip / strips;
+    }
+    __device__ static int count(int samples, int height, int width, int step) {
+        return samples * ((width + STRIP - 1) / STRIP) * ((height + step - 1) / step * step);
     }
 };
 
-// bias (K,) is read if has_bias is not 0.
-extern "C" __global__ void conv2d_depthwise_forward(const Number* __restrict__ x,
-                                                    const float* __restrict__ w,
-                                                    const float* __restrict__ bias,
-                                                    Number* __restrict__ y, int has_bias,
-                                                    int samples, GEOMETRY_PARAMETERS) {
-    wait_for_previous_kernel();
-    const Geometry g = GEOMETRY_ARGUMENTS;
-    const int vectors = g.channels / VECTOR;
-    int i;
-    if (!vector_index(samples * g.out_height * g.out_width * g.channels, i)) return;
-    const DepthwiseIndex to(i, g.out_height, g.out_width, vectors);
-    const int top = to.row * g.stride_h - g.pad_top, left = to.column * g.stride_w - g.pad_left;
-    Floats sum = {};
-    if (has_bias) sum = load(bias, to.slot);
+// A row of a map, of which this thread reads a vector of channels.
+struct Row {
+    const Number* map;
+    int start, width, vectors;
+
+    __device__ Row(const Number* map, int sample, int row, int height, int width, int vectors,
+                   int slot)
+        : map(map), start((sample * height + row) * width * vectors + slot), width(width),
+          vectors(vectors) {}
+    // The pixel of a column, or zeros outside of the map.
+    __device__ Floats at(int column) const {
+        if (unsigned(column) >= unsigned(width)) return {};
+        return load(map, start + column * vectors);
+    }
+};
+
+__device__ inline void add_product(Floats& sum, const Floats& a, const Floats& b) {
 #pragma unroll
-    for (int r = 0; r < g.r; ++r)
-#pragma unroll
-        for (int s = 0; s < g.s; ++s) {
-            const int row = top + r, column = left + s;
-            if (unsigned(row) >= unsigned(g.height) || unsigned(column) >= unsigned(g.width))
-                continue;
-            const int pixel = (to.sample * g.height + row) * g.width + column;
-            const Floats values = load(x, pixel * vectors + to.slot);
-            const Floats weights = load(w, (r * g.s + s) * vectors + to.slot);
-            for (int k = 0; k < VECTOR; ++k)
-                sum.at[k] = fmaf(values.at[k], weights.at[k], sum.at[k]);
-        }
-    store(y, i, sum);
+    for (int k = 0; k < VECTOR; ++k) sum.at[k] = fmaf(a.at[k], b.at[k], sum.at[k]);
 }
 
-// dx[n, h, w, k] = Σ over (r, s) of dy[n, p, q, k] w[r, s, k], for the output pixels that exist.
-extern "C" __global__ void conv2d_depthwise_backward_input(const Number* __restrict__ dy,
-                                                           const float* __restrict__ w,
-                                                           Number* __restrict__ dx, int samples,
-                                                           GEOMETRY_PARAMETERS) {
-    wait_for_previous_kernel();
-    const Geometry g = GEOMETRY_ARGUMENTS;
-    const int vectors = g.channels / VECTOR;
-    int i;
-    if (!vector_index(samples * g.height * g.width * g.channels, i)) return;
-    const DepthwiseIndex to(i, g.height, g.width, vectors);
-    Floats sum = {};
+// Results of a strip from `source` (samples, height, width, K), which is x, or dy with BACKWARD.
+template <bool BACKWARD>
+__device__ inline void convolve(const Number* source, const float* w, const float* bias,
+                                Number* result, int samples, int height, int width,
+                                int result_height, int result_width, int channels) {
+    const int vectors = channels / VECTOR;
+    const int slot = blockIdx.y * SLOTS + threadIdx.x % SLOTS;
+    const int line = blockIdx.x * LINES + threadIdx.x / SLOTS, step = BACKWARD ? STEP_H : 1;
+    if (line >= Line::count(samples, result_height, result_width, step)) return;
+    const Line to(line, result_height, result_width, step);
+    if (to.row >= result_height) return;
+    // Columns of the source that the strip receives, relative to the first one of the strip.
+    constexpr int FIRST =
+        BACKWARD ? (PAD_W - LAST_TAP - (PAD_W < LAST_TAP ? STEP_W - 1 : 0)) / STEP_W : -PAD_W;
+    constexpr int LAST = BACKWARD ? (STRIP - 1 + PAD_W) / STEP_W
+                                  : (STRIP - 1) * STEP_W + LAST_TAP - PAD_W;
+    const int left = BACKWARD ? to.column / STEP_W : to.column * STEP_W;
+    Floats sums[STRIP] = {};
+    if (!BACKWARD && bias != nullptr) {
+        const Floats start = load(bias, slot);
 #pragma unroll
-    for (int r = 0; r < g.r; ++r)
+        for (Floats& sum : sums) sum = start;
+    }
+#pragma unroll 1
+    for (int r = 0; r < WINDOW_R; ++r) {
+        const int down = r * DILATION_H;
+        const int below = BACKWARD ? to.row + PAD_H - down : to.row * STEP_H + down - PAD_H;
+        if (BACKWARD && below % STEP_H) continue;
+        const int row = BACKWARD ? below / STEP_H : below;
+        if (below < 0 || row >= height) continue;
+        const Row pixels(source, to.sample, row, height, width, vectors, slot);
+        Floats weights[WINDOW_S];
 #pragma unroll
-        for (int s = 0; s < g.s; ++s) {
-            const int below = to.row + g.pad_top - r, beyond = to.column + g.pad_left - s;
-            if (below < 0 || beyond < 0 || below % g.stride_h || beyond % g.stride_w) continue;
-            const int row = below / g.stride_h, column = beyond / g.stride_w;
-            if (row >= g.out_height || column >= g.out_width) continue;
-            const int pixel = (to.sample * g.out_height + row) * g.out_width + column;
-            const Floats values = load(dy, pixel * vectors + to.slot);
-            const Floats weights = load(w, (r * g.s + s) * vectors + to.slot);
-            for (int k = 0; k < VECTOR; ++k)
-                sum.at[k] = fmaf(values.at[k], weights.at[k], sum.at[k]);
-        }
-    store(dx, i, sum);
-}
-
-// dw[r, s, k] = Σ over pixels of x[n, h, w, k] dy[n, p, q, k]; db[k] = Σ dy.
-//
-// Launch: channel_sums.cuh; blockIdx.z selects SUM_TAPS adjacent taps of the filter, and the last
-// one the bias if there is one. partial (blocks, R · S + 1, K) float32, tickets (gridDim.z,
-// gridDim.y).
-extern "C" __global__ void __launch_bounds__(CHANNEL_THREADS)
-    conv2d_depthwise_backward_weight(const Number* __restrict__ x, const Number* __restrict__ dy,
-                                     float* partial, unsigned* tickets, float* dw, float* db,
-                                     int samples, GEOMETRY_PARAMETERS) {
-    wait_for_previous_kernel();
-    const Geometry g = GEOMETRY_ARGUMENTS;
-    const ChannelThread thread(g.channels);
-    const int taps = g.r * g.s, tap = blockIdx.z * SUM_TAPS;
-    const int pixels = samples * g.out_height * g.out_width;
-    const bool is_bias = tap >= taps;
-    const int tap_row = tap / g.s, tap_column = tap % g.s;
-    Floats sums[SUM_TAPS] = {};
-    if (thread.has_channels())
-        for (int pixel = thread.first; pixel < pixels; pixel += thread.stride) {
-            const Floats gradient = load(dy, thread.at(pixel));
-            const int line = pixel / g.out_width, sample = line / g.out_height;
-            const int row = line % g.out_height * g.stride_h - g.pad_top + tap_row;
-            const int first = pixel % g.out_width * g.stride_w - g.pad_left + tap_column;
+        for (int s = 0; s < WINDOW_S; ++s)
+            weights[s] = load(w, (r * WINDOW_S + s) * vectors + slot);
 #pragma unroll
-            for (int t = 0; t < SUM_TAPS; ++t) {
-                Floats values = {};
-                const int column = first + t, from = (sample * g.height + row) * g.width + column;
-                if (is_bias)
-                    for (float& value : values.at) value = t == 0 ? 1.0f : 0.0f;
-                else if (unsigned(row) < unsigned(g.height) &&
-                         unsigned(column) < unsigned(g.width))
-                    values = load(x, thread.at(from));
-                for (int k = 0; k < VECTOR; ++k)
-                    sums[t].at[k] = fmaf(values.at[k], gradient.at[k], sums[t].at[k]);
+        for (int j = FIRST; j <= LAST; ++j) {
+            const Floats values = pixels.at(left + j);
+#pragma unroll
+            for (int s = 0; s < WINDOW_S; ++s) {
+                // Pixel t of the strip that receives column j by tap s, if there is one.
+                const int across = s * DILATION_W;
+                const int scaled = BACKWARD ? j * STEP_W + across - PAD_W : j + PAD_W - across;
+                const int t = BACKWARD ? scaled : scaled / STEP_W;
+                if (scaled >= 0 && t < STRIP && (BACKWARD || scaled % STEP_W == 0))
+                    add_product(sums[t], values, weights[s]);
             }
         }
-    store_block_sums(sums, partial, taps + 1, tap, g.channels);
-    if (!is_last_block(tickets)) return;
-    for (int t = 0; t < (is_bias ? 1 : SUM_TAPS); ++t) {
-        int c;
-        Doubles<1> total;
+    }
+#pragma unroll
+    for (int t = 0; t < STRIP; ++t)
+        if (to.column + t < result_width)
+            store_or_add(
+                result,
+                ((to.sample * result_height + to.row) * result_width + to.column + t) * vectors +
+                    slot,
+                sums[t]);
+}
+
+extern "C" __global__ void __launch_bounds__(SLOTS * LINES)
+    conv2d_depthwise_forward(const Number* __restrict__ x, const float* __restrict__ w,
+                             const float* __restrict__ bias, Number* __restrict__ y, int has_bias,
+                             int samples, GEOMETRY_PARAMETERS) {
+    wait_for_previous_kernel();
+    const Geometry g = GEOMETRY_ARGUMENTS;
+    convolve<false>(x, w, has_bias ? bias : nullptr, y, samples, g.height, g.width, g.out_height,
+                    g.out_width, g.channels);
+}
+
+extern "C" __global__ void __launch_bounds__(SLOTS * LINES)
+    conv2d_depthwise_backward_input(const Number* __restrict__ dy, const float* __restrict__ w,
+                                    Number* __restrict__ dx, int samples, GEOMETRY_PARAMETERS) {
+    wait_for_previous_kernel();
+    const Geometry g = GEOMETRY_ARGUMENTS;
+    convolve<true>(dy, w, nullptr, dx, samples, g.out_height, g.out_width, g.height, g.width,
+                   g.channels);
+}
+
+// A thread adds one row of taps for a vector of channels over the lines of its block. Launch: grid
+// (blocks, K / VECTOR / SLOTS), SLOTS · R · LINES threads. partial (gridDim.x, R · S · K [+ K if
+// HAS_BIAS]) float32; split_k_reduce.cu adds the rows.
+extern "C" __global__ void __launch_bounds__(SLOTS* WINDOW_R* LINES)
+    conv2d_depthwise_backward_weight(const Number* __restrict__ x, const Number* __restrict__ dy,
+                                     float* __restrict__ partial, int samples,
+                                     GEOMETRY_PARAMETERS) {
+    __shared__ Floats shared[LINES][WINDOW_R * SLOTS];
+    wait_for_previous_kernel();
+    const Geometry g = GEOMETRY_ARGUMENTS;
+    const int vectors = g.channels / VECTOR;
+    const int column = threadIdx.x % (WINDOW_R * SLOTS), own = threadIdx.x / (WINDOW_R * SLOTS);
+    const int slot = blockIdx.y * SLOTS + column % SLOTS, tap_row = column / SLOTS;
+    const int lines = Line::count(samples, g.out_height, g.out_width, 1);
+    Floats sums[WINDOW_S + HAS_BIAS] = {};
+    for (int line = blockIdx.x * LINES + own; line < lines; line += gridDim.x * LINES) {
+        const Line from(line, g.out_height, g.out_width, 1);
+        const int row = from.row * STEP_H + tap_row * DILATION_H - PAD_H;
+        const int left = from.column * STEP_W - PAD_W;
+        const bool is_inside = unsigned(row) < unsigned(g.height);
+        if (!is_inside && !(HAS_BIAS && tap_row == 0)) continue;
+        const Row gradients(dy, from.sample, from.row, g.out_height, g.out_width, vectors, slot);
+        const Row pixels(x, from.sample, row, g.height, is_inside ? g.width : 0, vectors, slot);
+        Floats gradient[STRIP];
+#pragma unroll
+        for (int t = 0; t < STRIP; ++t) {
+            gradient[t] = gradients.at(from.column + t);
+            if (HAS_BIAS)
+                for (int k = 0; k < VECTOR; ++k)
+                    sums[WINDOW_S * HAS_BIAS].at[k] += gradient[t].at[k];
+        }
+#pragma unroll
+        for (int j = 0; j <= (STRIP - 1) * STEP_W + LAST_TAP; ++j) {
+            const Floats values = pixels.at(left + j);
+#pragma unroll
+            for (int s = 0; s < WINDOW_S; ++s) {
+                const int scaled = j - s * DILATION_W;
+                if (scaled >= 0 && scaled % STEP_W == 0 && scaled / STEP_W < STRIP)
+                    add_product(sums[s], values, gradient[scaled / STEP_W]);
+            }
+        }
+    }
+#pragma unroll
+    for (int s = 0; s < WINDOW_S + HAS_BIAS; ++s) {
+        shared[own][column] = sums[s];
         __syncthreads();
-        const auto term = [&](int block, int channel) {
-            return Doubles<1>{{__ldcg(partial + (block * (taps + 1) + tap + t) * g.channels +
-                                      channel)}};
-        };
-        const bool has_result = sum_over_rows(gridDim.x, g.channels, c, total, term);
-        if (has_result) (is_bias ? db : dw + (tap + t) * g.channels)[c] = float(total.at[0]);
+        const bool is_bias = s == WINDOW_S;
+        if (own == 0 && (!is_bias || tap_row == 0)) {
+            Floats total = sums[s];
+            for (int other = 1; other < LINES; ++other)
+                for (int k = 0; k < VECTOR; ++k) total.at[k] += shared[other][column].at[k];
+            const int tap = is_bias ? TAPS : tap_row * WINDOW_S + s;
+            store(partial, (blockIdx.x * (TAPS + HAS_BIAS) + tap) * vectors + slot, total);
+        }
+        __syncthreads();
     }
 }

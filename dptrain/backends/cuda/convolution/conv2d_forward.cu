@@ -1,7 +1,7 @@
 // Convolution forward with gathered operands, with bias and epilogue:
 //
 //     y[n, p, q, k] = epilogue(b[k] + Σ over (r, s, c) of x[n, h, w, c] w[r, s, c, k])
-//     with h = p · stride_h + r − pad_top and w = q · stride_w + s − pad_left
+//     with h = p · stride_h + r · dilation_h − pad_top and w likewise
 //
 // Algorithm: implicit GEMM. Rows of C are output pixels (or, if the epilogue pools, the four pixels
 // of each 2 × 2 window next to each other), columns are filters, and the sum runs over (r, s, c).

@@ -1,7 +1,7 @@
 // Convolution with groups: filter k reads the channels of its group only.
 //
 //     y[n, p, q, k] = b[k] + Σ over (r, s, c) of x[n, h, w, group(k) · Cg + c] w[r, s, c, k]
-//     with h = p · stride_h + r − pad_top, w = q · stride_w + s − pad_left and group(k) = k / Kg
+//     with h = p · stride_h + r · dilation_h − pad_top, w likewise, and group(k) = k / Kg
 //
 // x (N, H, W, C), w (R, S, Cg, K) float32, y (N, Ho, Wo, K); Cg = C / groups, Kg = K / groups.
 //
@@ -12,6 +12,11 @@
 #include "dependent_launch.cuh"
 #include "geometry.cuh"
 #include "precision.cuh"
+
+// True if the input gradient is added to what another kernel has stored.
+#ifndef ADD_GRADIENT
+#define ADD_GRADIENT 0
+#endif
 
 // bias (K,) is read if has_bias is not 0.
 extern "C" __global__ void conv2d_grouped_forward(const Number* __restrict__ x,
@@ -31,7 +36,7 @@ extern "C" __global__ void conv2d_grouped_forward(const Number* __restrict__ x,
     float sum = has_bias ? bias[k] : 0.0f;
     for (int r = 0; r < g.r; ++r)
         for (int s = 0; s < g.s; ++s) {
-            const int row = top + r, column = left + s;
+            const int row = top + r * g.dilation_h, column = left + s * g.dilation_w;
             if (unsigned(row) >= unsigned(g.height) || unsigned(column) >= unsigned(g.width))
                 continue;
             const Number* from =
@@ -60,7 +65,7 @@ extern "C" __global__ void conv2d_grouped_backward_input(const Number* __restric
     float sum = 0.0f;
     for (int r = 0; r < g.r; ++r)
         for (int s = 0; s < g.s; ++s) {
-            const int below = bottom - r, beyond = right - s;
+            const int below = bottom - r * g.dilation_h, beyond = right - s * g.dilation_w;
             if (below < 0 || beyond < 0 || below % g.stride_h || beyond % g.stride_w) continue;
             const int row = below / g.stride_h, column = beyond / g.stride_w;
             if (row >= g.out_height || column >= g.out_width) continue;
@@ -69,7 +74,7 @@ extern "C" __global__ void conv2d_grouped_backward_input(const Number* __restric
             const float* weights = w + ((r * g.s + s) * group_channels + c) * g.filters + first;
             for (int k = 0; k < group_filters; ++k) sum = fmaf(to_float(from[k]), weights[k], sum);
         }
-    dx[i] = from_float<Number>(sum);
+    dx[i] = from_float<Number>(ADD_GRADIENT ? to_float(dx[i]) + sum : sum);
 }
 
 // dw[r, s, c, k] = Σ over pixels of x[n, h, w, group(k) · Cg + c] dy[n, p, q, k]; db[k] = Σ dy.
@@ -88,7 +93,7 @@ extern "C" __global__ void conv2d_grouped_backward_weight(const Number* __restri
     if (i >= size) return;
     const int k = i % g.filters, at = i / g.filters, tap = at / group_channels;
     const int channel = k / (g.filters / groups) * group_channels + at % group_channels;
-    const int tap_row = tap / g.s, tap_column = tap % g.s;
+    const int tap_row = tap / g.s * g.dilation_h, tap_column = tap % g.s * g.dilation_w;
     const int start = blockIdx.y * block_pixels;
     const int stop = min(start + block_pixels, samples * g.out_height * g.out_width);
     float sum = 0.0f;

@@ -38,6 +38,10 @@ class Convolution(BoundConvolution):
     """
 
     @classmethod
+    def adds_gradient(cls, group: Group, local: str) -> bool:
+        return local == "dx"
+
+    @classmethod
     def choices(cls, group: Group, setting: Setting) -> dict[Phase, tuple[Case, Choice[Case]]]:
         """Return the cases of the products of a plan, and the algorithms that compute them."""
         phases = [Phase.FORWARD]
@@ -54,6 +58,7 @@ class Convolution(BoundConvolution):
             phase: Explanation.of(
                 choice, algorithms.candidates(case), setting.selection, group.stage(phase),
                 tile=str(_config(case, choice)), note=algorithms.note(case, choice),
+                per_ms=1e3,
             )
             for phase, (case, choice) in cls.choices(group, setting).items()
         }  # fmt: skip

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
-from dptrain.backends.cuda.device.device import Array
+from dptrain.backends.cuda.device.device import Array, Macro
 from dptrain.backends.cuda.operation import SingleLayerOperation
 from dptrain.backends.replica import Kernel
+from dptrain.network.activations import ReLU
 from dptrain.network.elementwise import Activation
 from dptrain.network.expression_code import Language, without_extrema, write
 from dptrain.network.expressions import NORMAL_DENSITY, SQRT_HALF, Expression
+from dptrain.network.layers import Layer
 from dptrain.plan.lowering import Group
 
 FILE = "activations.cu"
@@ -51,6 +53,23 @@ def macros(layer: Activation) -> Mapping[str, str]:
         "SAVED": formula.reads,
         "FORWARD_NAME": f"{layer.kind}_forward",
         "BACKWARD_NAME": f"{layer.kind}_backward",
+    }
+
+
+def fused_macros(layers: Iterable[Layer]) -> dict[str, Macro]:
+    """Return the macros of ``activation.cuh`` for the function among the layers of a group, if any.
+
+    Without macros, the function is ReLU.
+    """
+    found = [layer for layer in layers if isinstance(layer, Activation)]
+    if not found or type(found[0]) is ReLU:
+        return {}
+    formula = found[0].formula
+    return {
+        "ACTIVATION_FORWARD": statements(formula.output()),
+        "ACTIVATION_BACKWARD": statements(formula.gradient(first=False)),
+        "ACTIVATION_SAVED": formula.reads,
+        "SAVES_OUTPUT": int(formula.reads == "y"),
     }
 
 

@@ -1,7 +1,7 @@
 // Sums of a gradient by channel, which a product computes with dy of a batch normalisation (SUMS) for
-// batch_norm_backward_statistics.cu, and the mask of a fused ReLU:
+// batch_norm_backward_statistics.cu, and the gradient before a fused function (activation.cuh):
 //
-//     dz = dy, or 0 where the ReLU blocked it; it is stored in place of dy
+//     dz = dy, or the gradient before the function; it is stored in place of dy
 //     sums (rows, 2, channels) float32: Σ dz and Σ dz · (x − mean)
 //
 // x is the input of the normalisation. The grid has blocks for a whole batch; sums of rows without
@@ -9,12 +9,8 @@
 
 #pragma once
 
+#include "activation.cuh"
 #include "output_sums.cuh"
-
-// As in batch_norm.cuh.
-#ifndef RELU_MASK
-#define RELU_MASK 0
-#endif
 
 #if SUMS
 #define GRADIENT_SUMS_PARAMETERS                                                                   \
@@ -28,8 +24,8 @@
 #define NORMALIZATION_ARGUMENTS {}
 #endif
 
-// A batch normalisation with a fused ReLU: its input x, its output y, which is read with RELU_MASK 2
-// only, and its moments and parameters.
+// A batch normalisation with a fused function: its input x, its output y, which is read with
+// ACTIVATION_FROM 2 only, and its moments and parameters.
 struct Normalization {
     const Number *x, *y;
     const float *moments, *weight, *bias;
@@ -44,7 +40,7 @@ template <int N> struct GradientPixel {
     __device__ void load(const Normalization& from, int first) {
         at = first;
         x = *reinterpret_cast<const Pack<Number, N>*>(from.x + first);
-        if (RELU_MASK == 2) y = *reinterpret_cast<const Pack<Number, N>*>(from.y + first);
+        if (ACTIVATION_FROM == 2) y = *reinterpret_cast<const Pack<Number, N>*>(from.y + first);
     }
 };
 
@@ -57,19 +53,20 @@ template <int N> struct GradientSums {
 #pragma unroll
         for (int n = 0; n < N; ++n) {
             mean[n] = __ldg(from.moments + column + n);
-            if (RELU_MASK != 1) continue;
+            if (ACTIVATION_FROM != 1) continue;
             scale[n] = __ldg(from.weight + column + n) * __ldg(from.moments + channels + column + n);
             bias[n] = __ldg(from.bias + column + n);
         }
     }
-    // Mask dy of a pixel, round it as it is stored, and add it.
+    // Replace dy of a pixel by dz, round it as it is stored, and add it.
     __device__ void add(float (&values)[N], const GradientPixel<N>& pixel) {
 #pragma unroll
         for (int n = 0; n < N; ++n) {
             const float distance = to_float(pixel.x.at[n]) - mean[n];
-            const float z =
-                RELU_MASK == 1 ? fmaf(distance, scale[n], bias[n]) : to_float(pixel.y.at[n]);
-            values[n] = RELU_MASK && !(z > 0.0f) ? 0.0f : stored_value(values[n]);
+            const float from = ACTIVATION_FROM == 1   ? fmaf(distance, scale[n], bias[n])
+                               : ACTIVATION_FROM == 2 ? to_float(pixel.y.at[n])
+                                                      : 0.0f;
+            values[n] = stored_value(gradient_before_activation(values[n], from));
             sum[n] += values[n];
             along[n] += values[n] * distance;
         }

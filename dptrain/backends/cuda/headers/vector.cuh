@@ -78,6 +78,20 @@ __device__ inline void store(Bfloat16* y, int i, const Floats& values) {
 }
 #endif
 
+// True if the result is added to what another kernel has stored: a part of a gradient.
+#ifndef ADD_GRADIENT
+#define ADD_GRADIENT 0
+#endif
+
+// Store vector i of a result, or add it with ADD_GRADIENT.
+template <class T> __device__ inline void store_or_add(T* y, int i, Floats values) {
+    if (ADD_GRADIENT) {
+        const Floats stored = load(y, i);
+        for (int k = 0; k < VECTOR; ++k) values.at[k] += stored.at[k];
+    }
+    store(y, i, values);
+}
+
 // Set i to the index of this thread's vector. Return false if it lies beyond the last of `count`
 // elements.
 __device__ inline bool vector_index(int count, int& i) {

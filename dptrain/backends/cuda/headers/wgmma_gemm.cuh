@@ -305,7 +305,7 @@ template <bool C_TRANSPOSED, class A, class B> struct WgmmaGemm {
                       LANES = ROW_VECTORS < 32 ? ROW_VECTORS : 32, PARTS = ROW_VECTORS / LANES,
                       NEXT = 32 / LANES;
         // Lines that a lane loads at once, so that memory is busy.
-        constexpr int LINES = RELU_MASK == 2 || ADD_GRADIENT ? 4 : 8,
+        constexpr int LINES = ACTIVATION_FROM == 2 || ADD_GRADIENT ? 4 : 8,
                       BATCH = LINES < 16 / NEXT ? LINES : 16 / NEXT;
         static_assert(!C_TRANSPOSED, "sums are those of columns");
         const int lane = threadIdx.x % 32;

@@ -1,20 +1,14 @@
-// Batch normalisation of maps x (N, H, W, C): constants of a channel and the mask of a fused ReLU.
+// Batch normalisation of maps x (N, H, W, C): constants of a channel, and the gradient of a fused
+// function f, such as ReLU (activation.cuh).
 //
-//     y = weight · (x − mean) · invstd + bias [+ x2] [ReLU]
+//     y = f(weight · (x − mean) · invstd + bias [+ x2])
 //
 // moments float32 (2, C): the mean, and invstd = 1 / sqrt(variance + epsilon).
 
 #pragma once
 
+#include "activation.cuh"
 #include "channel_sums.cuh"
-
-// How the gradient before the ReLU follows from dy.
-//     0  no ReLU
-//     1  y > 0 is computed again from x, as in the forward pass: nothing else is read
-//     2  y is read, because it also contains x2
-#ifndef RELU_MASK
-#define RELU_MASK 0
-#endif
 
 // Mean and variance of a channel from (count, Σ x, Σ x²) in float64. Subtracting the square of the
 // mean has a relative error of about 1e-16 · mean² / variance.
@@ -65,11 +59,11 @@ struct ChannelConstants {
     }
 };
 
-// Set the gradient to 0 where the ReLU blocked it. `saved` is a vector of y with RELU_MASK 2.
-__device__ inline void mask_gradient(Floats& gradient, const Floats& x, const Floats& saved,
-                                     const ChannelConstants& c) {
+// Replace dy by the gradient before the function. `saved` is a vector of y with ACTIVATION_FROM 2.
+__device__ inline void undo_activation(Floats& gradient, const Floats& x, const Floats& saved,
+                                       const ChannelConstants& c) {
     for (int k = 0; k < VECTOR; ++k) {
-        const float z = RELU_MASK == 1 ? c.normalized(x.at[k], k) : saved.at[k];
-        if (RELU_MASK && !(z > 0.0f)) gradient.at[k] = 0.0f;
+        const float from = ACTIVATION_FROM == 1 ? c.normalized(x.at[k], k) : saved.at[k];
+        gradient.at[k] = gradient_before_activation(gradient.at[k], from);
     }
 }

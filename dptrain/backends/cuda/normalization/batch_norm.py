@@ -1,4 +1,4 @@
-"""Batch normalisation, with addition and ReLU fused; see ``batch_norm_*.cu``."""
+"""Batch normalisation, with addition and a function fused; see ``batch_norm_*.cu``."""
 
 from __future__ import annotations
 
@@ -12,28 +12,39 @@ import numpy as np
 
 from dptrain.backends.cuda.channels import ChannelLaunch
 from dptrain.backends.cuda.dense.gemm_tiles import ceil_div
-from dptrain.backends.cuda.device.device import Array, Function
+from dptrain.backends.cuda.device.device import Array, Function, Macro
 from dptrain.backends.cuda.device.launching import launch
+from dptrain.backends.cuda.elementwise.activations import fused_macros
 from dptrain.backends.cuda.operation import Operation
 from dptrain.backends.device_replica import SummedStatistics
 from dptrain.backends.replica import Context, Kernel
-from dptrain.network.activations import ReLU
 from dptrain.network.combining import Add
+from dptrain.network.elementwise import Activation
 from dptrain.network.normalization import BatchNorm2d, FrozenBatchNorm2d
 from dptrain.plan.lowering import Access, BufferSpec, Explanation, Group, GroupNeeds, Phase, Setting
 
-NO_MASK, MASK_FROM_X, MASK_FROM_Y = range(3)
-"""How backward kernels undo a fused ReLU, ``RELU_MASK`` of ``batch_norm.cuh``."""
+NO_ACTIVATION, FROM_X, FROM_Y = range(3)
+"""How backward kernels undo a fused function, ``ACTIVATION_FROM`` of ``activation.cuh``."""
 
 
-def relu_mask(group: Group) -> int:
-    """Return how the gradient before a fused ReLU is computed.
+def activation_source(group: Group) -> int:
+    """Return how the gradient before a fused function is computed.
 
-    Without an addition, the sign of y follows from x, which is read anyway.
+    Without an addition, its input follows from x, which is read anyway.
     """
-    if ReLU not in group.kinds:
-        return NO_MASK
-    return MASK_FROM_Y if Add in group.kinds else MASK_FROM_X
+    if not _activates(group):
+        return NO_ACTIVATION
+    return FROM_Y if Add in group.kinds else FROM_X
+
+
+def activation_macros(group: Group) -> dict[str, Macro]:
+    """Return the macros of backward kernels for the function of a group."""
+    layers = (node.layer for node in group.nodes)
+    return {"ACTIVATION_FROM": activation_source(group), **fused_macros(layers)}
+
+
+def _activates(group: Group) -> bool:
+    return any(isinstance(node.layer, Activation) for node in group.nodes)
 
 
 STATISTICS_FILE, BACKWARD_FILE = "batch_norm_statistics.cu", "batch_norm_backward_statistics.cu"
@@ -45,16 +56,16 @@ many threads for each, and are a sector of memory of 32 bytes."""
 
 
 def _stored_gradient(group: Group) -> tuple[str, ...]:
-    """Return the local name of the gradient before the ReLU if a phase stores it, or ().
+    """Return the local name of the gradient before the function if a phase stores it, or ().
 
     It is the gradient of the other tensor. If no stage reads that, it replaces dy, unless dy is the
-    gradient before the ReLU already.
+    gradient before the function already.
     """
     if Add not in group.kinds:
         return ()
     if "dx2" in group.gradients:
         return ("dx2",)
-    return ("dy",) if ReLU in group.kinds and not group.gradient_sums_of else ()
+    return ("dy",) if _activates(group) and not group.gradient_sums_of else ()
 
 
 @dataclass(frozen=True)
@@ -78,11 +89,16 @@ class SumKernel:
 
 
 class BatchNormOperation(Operation[BatchNorm2d]):
-    """BatchNorm2d, optionally with the addition of another tensor, optionally with ReLU.
+    """BatchNorm2d, optionally with the addition of another tensor, optionally with a function.
 
-    With an addition, the gradient before the ReLU is that of the other tensor. It is written while
-    the statistics are computed, and the gradient of x continues from it (`_stored_gradient`).
+    With an addition, the gradient before the function is that of the other tensor. It is written
+    while the statistics are computed, and the gradient of x continues from it
+    (`_stored_gradient`).
     """
+
+    @classmethod
+    def adds_gradient(cls, group: Group, local: str) -> bool:
+        return local == "dx"
 
     @classmethod
     def explain(cls, group: Group, setting: Setting) -> Mapping[Phase, Explanation]:
@@ -127,9 +143,9 @@ class BatchNormOperation(Operation[BatchNorm2d]):
             "tickets": sums.tickets,
         }
         stored = _stored_gradient(group)
-        # With sums of another group, dy is the gradient before the ReLU, and dx2 is dy.
+        # With sums of another group, dy is the gradient before the function, and dx2 is dy.
         gradients = ("gradient_sums",) if group.gradient_sums_of else ("dy", "x", "tickets")
-        mask = ("y",) if own and relu_mask(group) == MASK_FROM_Y else ()
+        mask = ("y",) if own and activation_source(group) == FROM_Y else ()
         phases = {
             Phase.STATISTICS: Access(statistics, ("moments", "totals", *written)),
             Phase.FORWARD: Access((*inputs, "moments"), ("y",)),
@@ -256,7 +272,8 @@ class BatchNormOperation(Operation[BatchNorm2d]):
             "batch_norm_forward.cu",
             "batch_norm_forward",
             ADD=int(self._adds),
-            RELU=int(ReLU in self.group.kinds),
+            ACTIVATES=int(_activates(self.group)),
+            **fused_macros(node.layer for node in self.group.nodes),
         )
         arrays = a["x"], a["x2"] if self._adds else a["x"], a["y"]
         parameters = a["weight"], a["bias"]
@@ -275,8 +292,8 @@ class BatchNormOperation(Operation[BatchNorm2d]):
         return run
 
     def backward_statistics(self) -> Kernel:
-        """Return the stage that writes the gradients of the parameters, and that before the ReLU
-        if it is stored.
+        """Return the stage that writes the gradients of the parameters, and that before the
+        function if it is stored.
         """
         a, layout, channels = self.arrays, self._launch(sums=True), self._channels
         count = a["totals"][:1]
@@ -295,9 +312,9 @@ class BatchNormOperation(Operation[BatchNorm2d]):
 
     def _sum_gradient(self, results: list[Any]) -> SumKernel:
         """Return the kernel that sums over the gradient."""
-        a, mask, layout = self.arrays, relu_mask(self.group), self._launch(sums=True)
-        y = a["y"] if mask == MASK_FROM_Y else a["dy"]
-        maps = [a["dy"], y, a["x"], a[self._before_relu]]
+        a, layout = self.arrays, self._launch(sums=True)
+        y = a["y"] if activation_source(self.group) == FROM_Y else a["dy"]
+        maps = [a["dy"], y, a["x"], a[self._before_activation]]
         constants = [a["moments"], a["weight"], a["bias"], a["backward_partial"], a["tickets"]]
         channels, pixels = np.int32(self._channels), self._pixels
 
@@ -311,7 +328,7 @@ class BatchNormOperation(Operation[BatchNorm2d]):
             self,
             BACKWARD_FILE,
             "batch_norm_backward_statistics",
-            RELU_MASK=mask,
+            **activation_macros(self.group),
             STORE_DZ=int(len(_stored_gradient(self.group)) > 0),
         )
         return SumKernel(compiled, enqueue, layout.vectors * layout.width)
@@ -326,19 +343,20 @@ class BatchNormOperation(Operation[BatchNorm2d]):
         )
 
     @property
-    def _before_relu(self) -> str:
-        """The array of the gradient before the ReLU, if it is stored."""
+    def _before_activation(self) -> str:
+        """The array of the gradient before the function, if it is stored."""
         return next(iter(_stored_gradient(self.group)), "dy")
 
     def backward_input(self) -> Kernel:
         """Return the stage that writes dx."""
         a, layout, channels = self.arrays, self._launch(sums=False), self._channels
-        is_masked = self._adds or self.group.gradient_sums_of
-        mask = NO_MASK if is_masked else relu_mask(self.group)
+        is_undone = self._adds or self.group.gradient_sums_of
+        macros = {} if is_undone else activation_macros(self.group)
+        macros |= self._adding("dx")
         function = layout.function(
-            self, "batch_norm_backward_input.cu", "batch_norm_backward_input", RELU_MASK=mask
+            self, "batch_norm_backward_input.cu", "batch_norm_backward_input", **macros
         )
-        dz = a[self._before_relu]
+        dz = a[self._before_activation]
         arrays = (
             dz,
             dz,
@@ -359,11 +377,11 @@ class BatchNormOperation(Operation[BatchNorm2d]):
 
 
 class FrozenBatchNormOperation(BatchNormOperation):
-    """FrozenBatchNorm2d, optionally with ReLU."""
+    """FrozenBatchNorm2d, optionally with a function."""
 
     @classmethod
     def needs(cls, group: Group, setting: Setting) -> GroupNeeds:
-        reads = ("dy", "x") if ReLU in group.kinds else ("dy",)
+        reads = ("dy", "x") if _activates(group) else ("dy",)
         forward = Access(("x",), ("y",))
         phases = {Phase.FORWARD: forward, Phase.BACKWARD_INPUT: Access(reads, ("dx",))}
         return GroupNeeds(phases, overwrites_dy="dx")
@@ -372,7 +390,9 @@ class FrozenBatchNormOperation(BatchNormOperation):
         """Return the stage that writes dx."""
         a, layout, channels = self.arrays, self._launch(sums=False), self._channels
         file, name = "batch_norm_backward_input.cu", "frozen_batch_norm_backward_input"
-        function = layout.function(self, file, name, RELU_MASK=relu_mask(self.group))
+        function = layout.function(
+            self, file, name, **activation_macros(self.group), **self._adding("dx")
+        )
         running = a["running_mean"], a["running_var"]
         arrays = a["dy"], a["x"], a["dx"], *running, a["weight"], a["bias"]
 

@@ -3,13 +3,13 @@
 //     dx = weight · invstd · (dz − mean(dz) − x̂ · mean(dz · x̂)),   x̂ = (x − mean) · invstd
 //
 // The means over the minibatch come from batch_norm_backward_statistics.cu (backward_sums). dz is
-// dy after the mask of a fused ReLU (RELU_MASK of batch_norm.cuh).
+// the gradient before a fused function (ACTIVATION_FROM of activation.cuh).
 //
 // With frozen parameters, y follows from the running mean and variance, which do not depend on x:
 //
 //     dx = weight / sqrt(variance + epsilon) · dz
 //
-// dy, y, x and dx (pixels, C), activation type; y is read with RELU_MASK 2 only. Launch:
+// dy, y, x and dx (pixels, C), activation type; y is read with ACTIVATION_FROM 2 only. Launch:
 // channel_sums.cuh. Time: that of reading dy and x and writing dx.
 
 #include "batch_norm.cuh"
@@ -30,13 +30,13 @@ extern "C" __global__ void __launch_bounds__(CHANNEL_THREADS)
         const int i = thread.at(pixel);
         const Floats values = load(x, i);
         Floats gradient = load(dy, i), saved = {};
-        if (RELU_MASK == 2) saved = load(y, i);
-        mask_gradient(gradient, values, saved, constants);
+        if (ACTIVATION_FROM == 2) saved = load(y, i);
+        undo_activation(gradient, values, saved, constants);
         for (int k = 0; k < VECTOR; ++k) {
             const float along = (values.at[k] - constants.mean.at[k]) * slope.at[k];
             gradient.at[k] = constants.scale.at[k] * (gradient.at[k] - mean_dz.at[k] - along);
         }
-        store(dx, i, gradient);
+        store_or_add(dx, i, gradient);
     }
 }
 
@@ -54,9 +54,9 @@ extern "C" __global__ void __launch_bounds__(CHANNEL_THREADS)
     for (int pixel = thread.first; pixel < pixels; pixel += thread.stride) {
         const int i = thread.at(pixel);
         Floats gradient = load(dy, i), values = {};
-        if (RELU_MASK) values = load(x, i);
-        mask_gradient(gradient, values, values, constants);
+        if (ACTIVATION_FROM) values = load(x, i);
+        undo_activation(gradient, values, values, constants);
         for (int k = 0; k < VECTOR; ++k) gradient.at[k] *= constants.scale.at[k];
-        store(dx, i, gradient);
+        store_or_add(dx, i, gradient);
     }
 }

@@ -3,9 +3,9 @@
 //
 //     dbias = Σ dz,   dweight = Σ dz · (x − mean) · invstd,   over the pixels of this rank,
 //
-// where dz is dy, or 0 where a fused ReLU blocked it (RELU_MASK of batch_norm.cuh).
+// where dz is dy, or the gradient before a fused function (ACTIVATION_FROM of activation.cuh).
 //
-//     dy, y, x       (pixels, C)     activation type; y is read with RELU_MASK 2 only
+//     dy, y, x       (pixels, C)     activation type; y is read with ACTIVATION_FROM 2 only
 //     dz             (pixels, C)     written if STORE_DZ: the gradient of the other addend, from
 //                                    which batch_norm_backward_input.cu continues. It may be dy.
 //     partial        (blocks, 2, C)  float32
@@ -66,8 +66,8 @@ extern "C" __global__ void __launch_bounds__(CHANNEL_THREADS, 2)
             const int i = thread.at(pixel);
             const Floats values = load(x, i);
             Floats gradient = load(dy, i), saved = {};
-            if (RELU_MASK == 2) saved = load(y, i);
-            mask_gradient(gradient, values, saved, constants);
+            if (ACTIVATION_FROM == 2) saved = load(y, i);
+            undo_activation(gradient, values, saved, constants);
             if (STORE_DZ) store(dz, i, gradient);
             for (int k = 0; k < VECTOR; ++k) {
                 sums[0].at[k] += gradient.at[k];

@@ -1,6 +1,6 @@
-// Batch normalisation, with an optional addition and ReLU:
+// Batch normalisation, with an optional addition and function f (activation.cuh):
 //
-//     y = weight · (x − mean) · invstd + bias [+ x2 if ADD] [ReLU if RELU]
+//     y = f(weight · (x − mean) · invstd + bias [+ x2 if ADD]), with f(z) = z unless ACTIVATES
 //
 // x, x2 and y (pixels, C), activation type; weight and bias (C,) float32. In training, mean and
 // deviation are moments[0] and moments[1] of the minibatch. In inference they are the running mean
@@ -14,8 +14,8 @@
 #ifndef ADD
 #define ADD 0
 #endif
-#ifndef RELU
-#define RELU 0
+#ifndef ACTIVATES
+#define ACTIVATES 0
 #endif
 
 extern "C" __global__ void __launch_bounds__(CHANNEL_THREADS)
@@ -38,7 +38,7 @@ extern "C" __global__ void __launch_bounds__(CHANNEL_THREADS)
         if (ADD) other = load(x2, i);
         for (int k = 0; k < VECTOR; ++k) {
             const float z = constants.normalized(values.at[k], k) + (ADD ? other.at[k] : 0.0f);
-            values.at[k] = RELU && z <= 0.0f ? 0.0f : z;
+            values.at[k] = ACTIVATES ? activate(z) : z;
         }
         store(y, i, values);
     }

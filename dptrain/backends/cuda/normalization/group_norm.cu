@@ -8,30 +8,39 @@
 //
 //     moments (samples · groups, 2)  float32: mean and invstd of each instance
 //
-// Algorithm: GROUP_THREADS threads process an instance, a warp for small ones and a block for large
-// ones. They read it three times: for the mean, for the variance as the mean of squared distances,
-// and for y; the second and third time from the caches. Launched with one group of GROUP_THREADS
-// threads for each instance, in blocks of 256; group_norm_backward_weight as in channel_sums.cuh.
+// Algorithm: GROUP_THREADS threads process an instance: a part of a warp, or a block for large ones.
+// Small instances are read once and kept in registers (HELD vectors of each thread), others are read
+// for the mean, for the variance as the mean of squared distances, and for y; the second and third
+// time from the caches. Groups of threads iterate over instances, in blocks of 256 threads;
+// group_norm_backward_weight is launched as in channel_sums.cuh.
 //
 // Source: Wu and He, "Group normalization", 2018.
 
 #include "channel_sums.cuh"
 
-// 32 or 256.
+// A power of two up to 32, or 256.
 #ifndef GROUP_THREADS
 #define GROUP_THREADS 32
 #endif
+// Vectors of an instance that a thread keeps in registers, which are then all; 0 if there are more.
+#ifndef HELD
+#define HELD 0
+#endif
+// 1 for layer normalisation: an instance consists of the channels of a pixel.
+#ifndef IS_LAYER
+#define IS_LAYER 0
+#endif
 
-constexpr int NORM_THREADS = 256;
+constexpr int NORM_THREADS = 256, BLOCK_INSTANCES = NORM_THREADS / GROUP_THREADS;
 
 // The vectors of an instance that this thread processes.
 struct Instance {
     int index, lane, group_vectors, count, start, channel_vectors;
     bool exists;
 
-    __device__ Instance(int samples, int pixels, int channels, int groups) {
+    __device__ Instance(int first, int samples, int pixels, int channels, int groups) {
         lane = threadIdx.x % GROUP_THREADS;
-        index = blockIdx.x * (NORM_THREADS / GROUP_THREADS) + threadIdx.x / GROUP_THREADS;
+        index = first + threadIdx.x / GROUP_THREADS;
         exists = index < samples * groups;
         channel_vectors = channels / VECTOR;
         group_vectors = channel_vectors / groups;
@@ -40,17 +49,45 @@ struct Instance {
     }
     // Vector of x of number i of this instance, and vector of its channels in the weights.
     __device__ int at(int i) const {
+        if (IS_LAYER) return start + i;
         return start + i / group_vectors * channel_vectors + i % group_vectors;
     }
-    __device__ int slot(int i) const { return (start + i % group_vectors) % channel_vectors; }
+    __device__ int slot(int i) const {
+        return IS_LAYER ? i : (start + i % group_vectors) % channel_vectors;
+    }
     __device__ float size() const { return float(count) * VECTOR; }
+
+    // Call f(number of this thread's vector, number of the instance's vector) for each vector.
+    template <class F> __device__ void each(F f) const {
+#if HELD
+#pragma unroll
+        for (int h = 0; h < HELD; ++h)
+            if (lane + h * GROUP_THREADS < count) f(h, lane + h * GROUP_THREADS);
+#else
+        for (int i = lane; i < count; i += GROUP_THREADS) f(0, i);
+#endif
+    }
+};
+
+// The vectors of an array that a thread reads again and again: in registers, or from the caches.
+template <class T> struct Vectors {
+    const T* from;
+    Floats held[HELD ? HELD : 1];
+
+    __device__ explicit Vectors(const T* from) : from(from) {}
+    // Load number h of the thread from vector i of the array.
+    __device__ void hold(int h, int i) {
+        if (HELD) held[h] = load(from, i);
+    }
+    __device__ Floats get(int h, int i) const { return HELD ? held[h] : load(from, i); }
 };
 
 // Sum over the threads of an instance, in a fixed order; every thread of the block calls this.
 __device__ inline float sum_instance(float own) {
+    constexpr int LANES = GROUP_THREADS < 32 ? GROUP_THREADS : 32;
 #pragma unroll
-    for (int bit = 1; bit < 32; bit *= 2) own += __shfl_xor_sync(WHOLE_WARP, own, bit);
-    if (GROUP_THREADS == 32) return own;
+    for (int bit = 1; bit < LANES; bit *= 2) own += __shfl_xor_sync(WHOLE_WARP, own, bit);
+    if (GROUP_THREADS <= 32) return own;
     __shared__ float warps[NORM_THREADS / 32];
     __syncthreads();
     if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = own;
@@ -66,24 +103,32 @@ extern "C" __global__ void __launch_bounds__(NORM_THREADS)
                        float* moments, int samples, int pixels, int channels, int groups,
                        float epsilon) {
     wait_for_previous_kernel();
-    const Instance own(samples, pixels, channels, groups);
-    float sum = 0.0f, squares = 0.0f;
-    for (int i = own.lane; i < own.count; i += GROUP_THREADS)
-        for (const float value : load(x, own.at(i)).at) sum += value;
-    const float mean = sum_instance(sum) / own.size();
-    for (int i = own.lane; i < own.count; i += GROUP_THREADS)
-        for (const float value : load(x, own.at(i)).at) squares += (value - mean) * (value - mean);
-    const float invstd = 1.0f / sqrtf(sum_instance(squares) / own.size() + epsilon);
-    for (int i = own.lane; i < own.count; i += GROUP_THREADS) {
-        Floats values = load(x, own.at(i));
-        const Floats w = load(weight, own.slot(i)), b = load(bias, own.slot(i));
-        for (int k = 0; k < VECTOR; ++k)
-            values.at[k] = fmaf((values.at[k] - mean) * invstd, w.at[k], b.at[k]);
-        store(y, own.at(i), values);
-    }
-    if (own.exists && own.lane == 0) {
-        moments[2 * own.index] = mean;
-        moments[2 * own.index + 1] = invstd;
+    Vectors<Number> values(x);
+    for (int first = blockIdx.x * BLOCK_INSTANCES; first < samples * groups;
+         first += gridDim.x * BLOCK_INSTANCES) {
+        const Instance own(first, samples, pixels, channels, groups);
+        float sum = 0.0f, squares = 0.0f;
+        own.each([&](int h, int i) { values.hold(h, own.at(i)); });
+        own.each([&](int h, int i) {
+            for (const float value : values.get(h, own.at(i)).at) sum += value;
+        });
+        const float mean = sum_instance(sum) / own.size();
+        own.each([&](int h, int i) {
+            for (const float value : values.get(h, own.at(i)).at)
+                squares += (value - mean) * (value - mean);
+        });
+        const float invstd = 1.0f / sqrtf(sum_instance(squares) / own.size() + epsilon);
+        own.each([&](int h, int i) {
+            Floats result = values.get(h, own.at(i));
+            const Floats w = load(weight, own.slot(i)), b = load(bias, own.slot(i));
+            for (int k = 0; k < VECTOR; ++k)
+                result.at[k] = fmaf((result.at[k] - mean) * invstd, w.at[k], b.at[k]);
+            store(y, own.at(i), result);
+        });
+        if (own.exists && own.lane == 0) {
+            moments[2 * own.index] = mean;
+            moments[2 * own.index + 1] = invstd;
+        }
     }
 }
 
@@ -94,29 +139,37 @@ extern "C" __global__ void __launch_bounds__(NORM_THREADS)
                               const float* moments, int samples, int pixels, int channels,
                               int groups) {
     wait_for_previous_kernel();
-    const Instance own(samples, pixels, channels, groups);
-    const float mean = own.exists ? moments[2 * own.index] : 0.0f;
-    const float invstd = own.exists ? moments[2 * own.index + 1] : 0.0f;
-    float sum = 0.0f, along = 0.0f;
-    for (int i = own.lane; i < own.count; i += GROUP_THREADS) {
-        const Floats values = load(x, own.at(i)), gradient = load(dy, own.at(i));
-        const Floats w = load(weight, own.slot(i));
-        for (int k = 0; k < VECTOR; ++k) {
-            const float g = gradient.at[k] * w.at[k];
-            sum += g;
-            along += g * (values.at[k] - mean);
-        }
-    }
-    const float mean_g = sum_instance(sum) / own.size();
-    const float slope = sum_instance(along) / own.size() * invstd * invstd;
-    for (int i = own.lane; i < own.count; i += GROUP_THREADS) {
-        const Floats values = load(x, own.at(i)), w = load(weight, own.slot(i));
-        Floats gradient = load(dy, own.at(i));
-        for (int k = 0; k < VECTOR; ++k) {
-            const float g = gradient.at[k] * w.at[k];
-            gradient.at[k] = invstd * (g - mean_g - (values.at[k] - mean) * slope);
-        }
-        store(dx, own.at(i), gradient);
+    Vectors<Number> values(x), gradients(dy);
+    for (int first = blockIdx.x * BLOCK_INSTANCES; first < samples * groups;
+         first += gridDim.x * BLOCK_INSTANCES) {
+        const Instance own(first, samples, pixels, channels, groups);
+        const float mean = own.exists ? moments[2 * own.index] : 0.0f;
+        const float invstd = own.exists ? moments[2 * own.index + 1] : 0.0f;
+        float sum = 0.0f, along = 0.0f;
+        own.each([&](int h, int i) {
+            values.hold(h, own.at(i));
+            gradients.hold(h, own.at(i));
+        });
+        own.each([&](int h, int i) {
+            const Floats z = values.get(h, own.at(i)), gradient = gradients.get(h, own.at(i));
+            const Floats w = load(weight, own.slot(i));
+            for (int k = 0; k < VECTOR; ++k) {
+                const float g = gradient.at[k] * w.at[k];
+                sum += g;
+                along += g * (z.at[k] - mean);
+            }
+        });
+        const float mean_g = sum_instance(sum) / own.size();
+        const float slope = sum_instance(along) / own.size() * invstd * invstd;
+        own.each([&](int h, int i) {
+            const Floats z = values.get(h, own.at(i)), w = load(weight, own.slot(i));
+            Floats gradient = gradients.get(h, own.at(i));
+            for (int k = 0; k < VECTOR; ++k) {
+                const float g = gradient.at[k] * w.at[k];
+                gradient.at[k] = invstd * (g - mean_g - (z.at[k] - mean) * slope);
+            }
+            store_or_add(dx, own.at(i), gradient);
+        });
     }
 }
 
@@ -136,8 +189,8 @@ extern "C" __global__ void __launch_bounds__(CHANNEL_THREADS)
             const Floats values = load(x, thread.at(pixel)), gradient = load(dy, thread.at(pixel));
             const int instance = pixel / pixels * groups;
             for (int k = 0; k < VECTOR; ++k) {
-                const float* found =
-                    moments + 2 * (instance + (thread.slot * VECTOR + k) / group_channels);
+                const int group = IS_LAYER ? 0 : (thread.slot * VECTOR + k) / group_channels;
+                const float* found = moments + 2 * (instance + group);
                 sums[0].at[k] += gradient.at[k];
                 sums[1].at[k] += gradient.at[k] * (values.at[k] - found[0]) * found[1];
             }

@@ -36,6 +36,7 @@ from dptrain.backends.numba.convolution.im2col import (
     fill_phases,
     fill_pixels,
     fill_ramp,
+    filter_runs,
     gradient_rows,
     gradient_rows_above,
     is_inside,
@@ -48,6 +49,7 @@ from dptrain.backends.numba.convolution.im2col import (
     padded_rows,
     part,
     phase_entries,
+    phase_taps,
     row_entries,
     rows_alike,
     taps,
@@ -131,7 +133,7 @@ def _multiply_pixels(patches, tables, filters, y, rows, geometry, filter_rows, b
 def _forward_plain(pool, x, y, filters, n, rows, geometry, memory):
     padded, tables, _ = memory
     _, columns, inside = padded
-    r, down = geometry.r, geometry.stride_v
+    filter_rows, down = (geometry.r, geometry.dilation_v), geometry.stride_v
     row = down * (x.width if inside else columns) * x.channels
     for i_chunk in range(rows[0], rows[1], geometry.rows):
         stop = min(rows[1], i_chunk + geometry.rows)
@@ -139,7 +141,7 @@ def _forward_plain(pool, x, y, filters, n, rows, geometry, memory):
         i = i_chunk
         while i < stop:
             above = i * down - geometry.pad_top
-            first, last, stop_row = rows_alike(i, stop, down, above, r, x.height)
+            first, last, stop_row = rows_alike(i, stop, down, above, filter_rows, x.height)
             target = y.values, (n * y.height + i) * y.width * y.channels
             _multiply_pixels(
                 (a, a_start + (i - i_chunk) * row), tables, filters, target, stop_row - i,
@@ -187,7 +189,7 @@ _forward_rows = select_by_pool(_forward_pooled, _forward_plain)
 
 @kernel
 def conv2d_forward(items, x, w, b, y, geometry, pool, scratch):
-    """z[n, i, j, k] = b[k] + Σ x[n, i·stride + r − top, j·stride + s − left, c] · w[r, s, c, k].
+    """z[n, i, j, k] = b[k] + Σ x[n, i·stride + r·dilation − top, …, c] · w[r, s, c, k].
 
     With `NoPool`, y is z or max(z, 0). With `Pool`, y is the maximum of max(z, 0) in each window,
     `pool.argmax` receives its position, and z is not stored.
@@ -212,7 +214,9 @@ def conv2d_forward(items, x, w, b, y, geometry, pool, scratch):
     row = geometry.stride_v * width * c
     fill_groups(geometry.rows, w_out, entries, row, geometry.stride_h * c, a_rows)
     fill_groups(geometry.rows, w_out, entries, w_out * k, k, c_rows)
-    fill_filter(geometry.r, geometry.s * c, width * c, a_steps)
+    runs = filter_runs(geometry.s, c, geometry.dilation_h)
+    down, across = geometry.dilation_v * width * c, geometry.dilation_h * c
+    fill_filter(geometry.r, runs, down, across, a_steps)
     if not inside:
         mine[:size] = 0
     padded, band = (mine[:size], columns, inside), mine[size + 2 * pixels + patch :]
@@ -260,7 +264,7 @@ _gradient_operand = select_by_pool(_unpooled_operand, _plain_operand)
 
 @kernel
 def conv2d_backward_weight(items, x, dy, partial, bounds, geometry, pool, scratch):
-    """dw[r, s, c, k] = Σ x[n, i·stride + r − top, …, c] · dz[n, i, j, k]; db[k] = Σ dz[n, i, j, k].
+    """dw[r, s, c, k] = Σ x[n, i·stride + r·dilation − top, …, c] · dz[n, i, j, k]; db[k] = Σ dz.
 
     Args:
         x: (N, H, W, C).
@@ -283,19 +287,21 @@ def conv2d_backward_weight(items, x, dy, partial, bounds, geometry, pool, scratc
     padded, constants = (mine[:size], columns, inside), (spare, one, c_rows)
     width = x.width if inside else columns
     row = geometry.stride_v * width * c
-    fill_filter(geometry.r, geometry.s * c, width * c, a_rows)
+    runs = filter_runs(geometry.s, c, geometry.dilation_h)
+    down, across = geometry.dilation_v * width * c, geometry.dilation_h * c
+    fill_filter(geometry.r, runs, down, across, a_rows)
     fill_ramp(k, c_rows)
     fill_pixels(step, w_out, row, geometry.stride_h * c, a_steps)
     one[0] = 1
     spare[:] = 0
     if not inside:
         mine[:size] = 0
-    row_parts, run = blocks // geometry.column_blocks, geometry.s * c
+    row_parts, filter_row = blocks // geometry.column_blocks, geometry.s * c
     for item in range(items.start, items.stop):
         index, block = item // blocks, item % blocks
         q, q_stop = vector_part(k, block // row_parts, geometry.column_blocks, vector_width())
         first, last = part(geometry.r, block % row_parts, row_parts)
-        first, last = first * run, last * run
+        first, last = first * filter_row, last * filter_row
         sums, db = partial[index], patch * k if first == 0 else -1
         for e in range(first, last):
             sums[e * k + q : e * k + q_stop] = 0
@@ -320,7 +326,7 @@ def conv2d_backward_weight(items, x, dy, partial, bounds, geometry, pool, scratc
                         (c_rows, first, 1),
                         (last - first, (end - i) * w_out, q_stop - q),
                         NO_LOWER_BOUND,
-                        run,
+                        runs[1],
                     )
 
 
@@ -354,24 +360,26 @@ def _correlate_phases(pool, patches, k, w, dx, part, geometry, tables):
     (n, (first_row, stop_row), (q, q_stop)), adds = part, is_added(pool)
     c, dx_start = dx.channels, (n * dx.height + first_row) * dx.width * dx.channels
     top, left, r, s = geometry.pad_top, geometry.pad_left, geometry.r, geometry.s
-    down, across = geometry.stride_v, geometry.stride_h
+    down, across, dilation_v = geometry.stride_v, geometry.stride_h, geometry.dilation_v
     d, d_start, d_row = (dx.values, dx_start, 1) if adds else (w, -q, -1)
     pixel, step = 0, 0
     for f in range(down):
+        _, _, row_taps, _ = phase_taps(r, f, down, dilation_v)
         for g in range(across):
+            _, _, column_taps, _ = phase_taps(s, g, across, geometry.dilation_h)
             width = phase_entries(taps(dx.width, (g - left) % across, across), c, adds)
-            size = taps(r, f, down) * taps(s, g, across) * k
+            size = row_taps * column_taps * k
             height = taps(stop_row - first_row, (f - top) % down, down)
             i = 0
             while i < height:
-                first, last, stop = 0, taps(r, f, down), height
+                first, last, stop = 0, row_taps, height
                 if down == 1:
                     h = first_row + i
-                    first, last, stop = rows_alike(
-                        h, stop_row, 1, h + top - (r - 1), r, pool.height
-                    )
+                    above = h + top - (r - 1) * dilation_v
+                    filter_rows = r, dilation_v
+                    first, last, stop = rows_alike(h, stop_row, 1, above, filter_rows, pool.height)
                     stop -= first_row
-                skipped = first * taps(s, g, across) * k
+                skipped = first * column_taps * k
                 multiply_spaced(
                     (dz, dz_start),
                     (a_rows, pixel + i * width, 1),
@@ -380,7 +388,7 @@ def _correlate_phases(pool, patches, k, w, dx, part, geometry, tables):
                     (d, d_start + q, d_row),
                     (dx.values, dx_start + q),
                     (c_rows, pixel + i * width, 1),
-                    ((stop - i) * width, (last - first) * taps(s, g, across) * k, q_stop - q),
+                    ((stop - i) * width, (last - first) * column_taps * k, q_stop - q),
                     NO_LOWER_BOUND,
                     width,
                 )
@@ -403,7 +411,7 @@ is_added = select_by_pool(_not_added, _is_added)
 
 @kernel
 def conv2d_backward_input(items, dy, w, dx, geometry, pool, scratch):
-    """dx[n, h, v, c] = Σ dz[n, i, j, k] · w[r, s, c, k] over i·stride + r − top = h, and so on.
+    """dx[n, h, v, c] = Σ dz[n, i, j, k] · w[r, s, c, k] over i·stride + r·dilation − top = h, ….
 
     Args:
         dy: (N, Ho, Wo, K) or, with pooling, (N, Hp, Wp, K).
@@ -487,8 +495,8 @@ def _geometry(
     shape: Shape, rows: int, parts: int = 1, column_blocks: int = 1, windows: int = 0
 ) -> ConvGeometry:
     return ConvGeometry(
-        *shape.pads, *shape.strides, *shape.window, rows, column_blocks, windows,
-        parts * column_blocks,
+        *shape.pads, *shape.strides, *shape.window, *shape.dilations, rows, column_blocks,
+        windows, parts * column_blocks,
     )  # fmt: skip
 
 
@@ -543,7 +551,8 @@ def _plan_backward_weight(shape: Shape, work: Work) -> KernelPlan:
     tables = 2 * r * s * c + step * w_out
     dz = step * w_out * k if shape.pool_height else 0
     scratch = _padded(shape, geometry) + tables + k + 1 + dz
-    tile = _tile(rows=rows, columns=k, adjacent=s * c % GROUP > 0)
+    _, run = filter_runs.py_func(s, c, shape.dilations[1])
+    tile = _tile(rows=rows, columns=k, adjacent=run % GROUP > 0)
     return KernelPlan(conv2d_backward_weight, geometry, scratch, tile)
 
 

@@ -26,7 +26,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from dptrain.backends.numba.convolution.fused_pooling import lower_bound
-from dptrain.backends.numba.convolution.im2col import maps_of, taps, vector_part
+from dptrain.backends.numba.convolution.im2col import maps_of, phase_taps, taps, vector_part
 from dptrain.backends.numba.convolution.microkernels import NO_LOWER_BOUND, multiply_streaming
 from dptrain.backends.numba.convolution.planning import (
     Case,
@@ -78,6 +78,7 @@ class GatheredGeometry(NamedTuple):
         r, s: size of the filters.
         pad_top, pad_left: rows and columns of zeros around x.
         stride_v, stride_h: strides.
+        dilation_v, dilation_h: distances of the pixels under adjacent positions of a filter.
         rows: pixels of a block.
         parts: parts of the columns of the result, which are separate items.
         units: see `planning.KernelPlan`.
@@ -93,6 +94,8 @@ class GatheredGeometry(NamedTuple):
     pad_left: int
     stride_v: int
     stride_h: int
+    dilation_v: int
+    dilation_h: int
     rows: int
     parts: int
     units: int
@@ -140,8 +143,8 @@ def plan(shape: Shape, phase: Phase, work: Work) -> KernelPlan:
 def geometry_of(shape: Shape, rows: int, parts: int, units: int) -> GatheredGeometry:
     """Return the geometry of a convolution."""
     return GatheredGeometry(
-        *shape.maps[:2], *shape.out[:2], *shape.window, *shape.pads, *shape.strides, rows, parts,
-        units,
+        *shape.maps[:2], *shape.out[:2], *shape.window, *shape.pads, *shape.strides,
+        *shape.dilations, rows, parts, units,
     )  # fmt: skip
 
 
@@ -333,10 +336,8 @@ def conv2d_forward(items, x, w, b, y, geo, pool, scratch):
             rows, result = min(block, last - m), (y_flat, m * k, k)
             following = x.values, (m + block) * c, c if is_adjacent else 0
             for t in range(positions):
-                shifts, a = (
-                    (t // geo.s - geo.pad_top, t % geo.s - geo.pad_left),
-                    (x.values, m * c, c),
-                )
+                top, left = t // geo.s * geo.dilation_v, t % geo.s * geo.dilation_h
+                shifts, a = (top - geo.pad_top, left - geo.pad_left), (x.values, m * c, c)
                 if not is_adjacent or c % ALIASED == 0:
                     a = mine, 0, c + LINE
                     gather(x, (size, steps, shifts), m, rows, (0, c), a)
@@ -347,12 +348,17 @@ def conv2d_forward(items, x, w, b, y, geo, pool, scratch):
 
 
 @inlined
-def _phase(size, phase, stride, pad):
+def _phase(size, phase, stride, pad, offset):
     """Return the first row (or column) of x in a phase, how many rows the phase has, and the row of
     y that reaches the first one by the first position of the phase; it may be outside of y.
+
+    Args:
+        size: rows of x.
+        phase, stride, pad: of the phase.
+        offset: rows from the first position of a filter to that of the phase.
     """
     first = (phase - pad) % stride
-    return first, taps(size, first, stride), (first + pad - phase) // stride
+    return first, taps(size, first, stride), (first + pad - offset) // stride
 
 
 @kernel
@@ -370,9 +376,11 @@ def conv2d_backward_input(items, dy, w, dx, geo, pool, scratch):
 def _compute_phase(phase, part, dy, w, dx, adds, geo, mine):
     """Compute the pixels of a phase in some bands of samples, and some columns."""
     (f, g), (span, columns) = (phase // geo.stride_h, phase % geo.stride_h), part
-    top, high, above = _phase(geo.height, f, geo.stride_v, geo.pad_top)
-    left, wide, before = _phase(geo.width, g, geo.stride_h, geo.pad_left)
-    down, across = taps(geo.r, f, geo.stride_v), taps(geo.s, g, geo.stride_h)
+    first_v, step_v, down, below = phase_taps(geo.r, f, geo.stride_v, geo.dilation_v)
+    first_h, step_h, across, beyond = phase_taps(geo.s, g, geo.stride_h, geo.dilation_h)
+    offset_v, offset_h = first_v * geo.dilation_v, first_h * geo.dilation_h
+    top, high, above = _phase(geo.height, f, geo.stride_v, geo.pad_top, offset_v)
+    left, wide, before = _phase(geo.width, g, geo.stride_h, geo.pad_left, offset_h)
     if adds and down * across == 0:
         return
     c, k, steps = dx.channels, dy.channels, (geo.stride_v, geo.stride_h)
@@ -392,8 +400,9 @@ def _compute_phase(phase, part, dy, w, dx, adds, geo, mine):
             i, j, a = t // across, t % across, (dy.values, m * k, k)
             if not is_adjacent or k % ALIASED == 0:
                 a = mine, 0, k + LINE
-                gather(dy, ((high, wide), (1, 1), (above - i, before - j)), m, rows, (0, k), a)
-            position = (f + i * geo.stride_v) * geo.s + g + j * geo.stride_h
+                shifts = above - i * below, before - j * beyond
+                gather(dy, ((high, wide), (1, 1), shifts), m, rows, (0, k), a)
+            position = (first_v + i * step_v) * geo.s + first_h + j * step_h
             is_added = t > 0 or (in_place and adds)
             multiply_block(
                 a, w[position * c * k :], (result[0], result[1], c if is_added else -1), result,

@@ -17,18 +17,23 @@ from dptrain.native.jit import inlined, kernel
 
 
 class GroupedGeometry(NamedTuple):
-    """Padding and strides of a grouped convolution."""
+    """Padding, strides and dilations of a grouped convolution."""
 
     pad_top: int
     pad_left: int
     stride_v: int
     stride_h: int
+    dilation_v: int
+    dilation_h: int
     groups: int
 
 
 @inlined
 def _span(pad, stride, tap, size, out):
-    """Return the first position of the output, and the end, at which a tap is inside the map."""
+    """Return the first position of the output, and the end, at which a tap is inside the map.
+
+    `tap` is the distance of the tap from the first one of the filter.
+    """
     first = max(0, -((tap - pad) // stride)) if tap < pad else 0
     last = (size - 1 + pad - tap) // stride + 1 if size - 1 + pad >= tap else 0
     return first, max(first, min(out, last))
@@ -95,13 +100,14 @@ def grouped_forward(items, x, w, b, y, geo, relu):
             for q in range(np.uintp(k)):
                 result[q] = b[q]
         for r in range(w.shape[0]):
-            row = i * geo.stride_v + r - geo.pad_top
+            row = i * geo.stride_v + r * geo.dilation_v - geo.pad_top
             if row < 0 or row >= height:
                 continue
             for s in range(w.shape[1]):
-                first, last = _span(geo.pad_left, geo.stride_h, s, width, w_out)
+                offset = s * geo.dilation_h
+                first, last = _span(geo.pad_left, geo.stride_h, offset, width, w_out)
                 for j in range(first, last):
-                    column = j * geo.stride_h + s - geo.pad_left
+                    column = j * geo.stride_h + offset - geo.pad_left
                     _add_forward(x[n, row, column], w[r, s], y[n, i, j], group, filters)
         if relu:
             for j in range(w_out):
@@ -121,14 +127,15 @@ def grouped_backward_input(items, dy, w, dx, geo, adds):
         if not adds:
             dx[n, h] = 0.0
         for r in range(w.shape[0]):
-            above = h + geo.pad_top - r
+            above = h + geo.pad_top - r * geo.dilation_v
             i = above // geo.stride_v
             if above < 0 or above % geo.stride_v or i >= h_out:
                 continue
             for s in range(w.shape[1]):
-                first, last = _span(geo.pad_left, geo.stride_h, s, width, w_out)
+                offset = s * geo.dilation_h
+                first, last = _span(geo.pad_left, geo.stride_h, offset, width, w_out)
                 for j in range(first, last):
-                    column = j * geo.stride_h + s - geo.pad_left
+                    column = j * geo.stride_h + offset - geo.pad_left
                     _add_backward_input(dy[n, i, j], w[r, s], dx[n, h, column], group, filters)
 
 
@@ -146,19 +153,19 @@ def grouped_backward_weight(items, x, dy, partial, bounds, shape, geo):
     taps, filters = window_r * window_s, k // geo.groups
     for item in range(items.start, items.stop):
         index, tap = item // taps, item % taps
-        r, s = tap // window_s, tap % window_s
+        below, offset = tap // window_s * geo.dilation_v, tap % window_s * geo.dilation_h
         sums = partial[index, tap * group * k : (tap + 1) * group * k]
         sums[:] = 0.0
         dw, db = sums.reshape(group, k), partial[index, taps * group * k :]
-        first, last = _span(geo.pad_left, geo.stride_h, s, width, w_out)
+        first, last = _span(geo.pad_left, geo.stride_h, offset, width, w_out)
         if tap == 0:
             db[:] = 0.0
         for n in range(bounds[index], bounds[index + 1]):
             for i in range(h_out):
-                row = i * geo.stride_v + r - geo.pad_top
+                row = i * geo.stride_v + below - geo.pad_top
                 if 0 <= row < height:
                     for j in range(first, last):
-                        column = j * geo.stride_h + s - geo.pad_left
+                        column = j * geo.stride_h + offset - geo.pad_left
                         _add_backward_weight(x[n, row, column], dy[n, i, j], dw, group, filters)
                 if tap == 0:
                     for j in range(w_out):

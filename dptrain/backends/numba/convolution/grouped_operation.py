@@ -38,8 +38,10 @@ class GroupedConvolution(Convolution):
 
     def _geometry(self) -> grouped_convolution.GroupedGeometry:
         (top, _), (left, _) = self.layer.pads(self.group.head.input_shape)
-        down, across = self.layer.strides
-        return grouped_convolution.GroupedGeometry(top, left, down, across, self.layer.groups)
+        strides, dilations = self.layer.strides, self.layer.dilations
+        return grouped_convolution.GroupedGeometry(
+            top, left, *strides, *dilations, self.layer.groups
+        )
 
     def _grain(self) -> int:
         """Return the rows of the output that are worth one more thread."""

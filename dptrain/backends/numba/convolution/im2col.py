@@ -28,6 +28,7 @@ class ConvGeometry(NamedTuple):
     """Padding, strides and filter size of a convolution, and the division of its work.
 
     Attributes:
+        dilation_v, dilation_h: distances of the pixels under adjacent elements of a filter.
         rows: rows of the result (output rows; in the input gradient, input rows) whose operands
             are in scratch at the same time.
         column_blocks: number of parts into which the channels of the result are divided.
@@ -42,6 +43,8 @@ class ConvGeometry(NamedTuple):
     stride_h: int
     r: int
     s: int
+    dilation_v: int
+    dilation_h: int
     rows: int
     column_blocks: int
     windows: int = 0
@@ -136,13 +139,31 @@ def fill_groups(height, width, entries, down, across, table):
 
 
 @inlined
-def fill_filter(r, s, down, table):
-    """Fill the filter table: r rows of s adjacent elements; rows are `down` elements from each
-    other.
+def filter_runs(s, channels, across):
+    """Return how many runs of adjacent elements a row of `s` pixels has, and the elements of each.
+
+    Args:
+        s: pixels of the row, of `channels` elements.
+        across: distance of the pixels in the map.
     """
+    return (1, s * channels) if across == 1 else (s, channels)
+
+
+@inlined
+def fill_filter(r, runs, down, across, table):
+    """Fill the filter table: r rows of runs of adjacent elements.
+
+    Args:
+        r: rows.
+        runs: number of runs of a row, and elements of each, `filter_runs`.
+        down, across: elements from a row, or a run, to the next.
+        table: receives the offsets.
+    """
+    count, size = runs
     for i in range(r):
-        for j in range(s):
-            table[i * s + j] = i * down + j
+        for j in range(count):
+            for e in range(size):
+                table[(i * count + j) * size + e] = i * down + j * across + e
 
 
 @inlined
@@ -155,13 +176,13 @@ def fill_ramp(scale, table):
 @inlined
 def padded_rows(count, geometry):
     """Return the rows of padded x that `count` rows of the output need."""
-    return (count - 1) * geometry.stride_v + geometry.r
+    return (count - 1) * geometry.stride_v + (geometry.r - 1) * geometry.dilation_v + 1
 
 
 @inlined
 def padded_columns(w_out, geometry):
     """Return the columns of padded x that a row of the output needs."""
-    return (w_out - 1) * geometry.stride_h + geometry.s
+    return (w_out - 1) * geometry.stride_h + (geometry.s - 1) * geometry.dilation_h + 1
 
 
 @inlined
@@ -193,7 +214,16 @@ def load_patches(x, n, first, count, geometry, padded):
 
 
 @inlined
-def rows_alike(i, rows, stride, above, r, height):
+def _rows_before(bound, above, r, step):
+    """Return how many of r filter rows, the first of which is over row `above` of the map and the
+    others `step` rows from each other, are over rows before `bound`.
+    """
+    reach = bound - above
+    return 0 if reach <= 0 else min(r, reach if step == 1 else (reach + step - 1) // step)
+
+
+@inlined
+def rows_alike(i, rows, stride, above, filter_rows, height):
     """Return the filter rows that meet the map at row i of the output, and the range of such rows.
 
     Skipping products with rows of padding saves 10% for a 5 × 5 filter on 12 rows.
@@ -202,17 +232,18 @@ def rows_alike(i, rows, stride, above, r, height):
         i, rows: row and number of rows of the output.
         stride: vertical stride.
         above: row of the map under the filter's first row.
-        r: rows of the filter.
+        filter_rows: rows of the filter, and distance of the rows of the map under them.
         height: rows of the map.
 
     Returns:
         First and last filter row, and the first output row for which they differ.
     """
-    first, last = min(r, max(0, -above)), min(r, height - above)
+    r, step = filter_rows
+    first, last = _rows_before(0, above, r, step), _rows_before(height, above, r, step)
     stop = i
     while stop < rows:
         row = above + (stop - i) * stride
-        if min(r, max(0, -row)) != first or min(r, height - row) != last:
+        if _rows_before(0, row, r, step) != first or _rows_before(height, row, r, step) != last:
             break
         stop += 1
     return first, max(first, last), max(i + 1, stop)
@@ -222,6 +253,24 @@ def rows_alike(i, rows, stride, above, r, height):
 def taps(size, phase, stride):
     """Return how many numbers of range(size) have the remainder `phase` modulo `stride`."""
     return (size - phase + stride - 1) // stride if phase < size else 0
+
+
+@inlined
+def phase_taps(size, phase, stride, dilation):
+    """Return the taps of a filter that meet pixels of a phase: those i with i · dilation ≡ phase
+    modulo the stride.
+
+    Returns:
+        First tap, distance of the taps, their number, and the distance of the pixels of dz that
+        they multiply.
+    """
+    step = 1
+    while step * dilation % stride:
+        step += 1
+    first = 0
+    while first < step and first * dilation % stride != phase:
+        first += 1
+    return first, step, taps(size, first, step) if first < step else 0, step * dilation // stride
 
 
 @inlined
@@ -240,15 +289,18 @@ def gradient_rows(w_out, c, k, stride):
 @inlined
 def gradient_rows_above(geometry):
     """Return the rows and columns of padded dz before the pixel under input pixel (0, 0)."""
-    return (geometry.r - 1) // geometry.stride_v, (geometry.s - 1) // geometry.stride_h
+    rows, columns = (geometry.r - 1) * geometry.dilation_v, (geometry.s - 1) * geometry.dilation_h
+    return rows // geometry.stride_v, columns // geometry.stride_h
 
 
 @inlined
 def padded_gradient(rows, w_in, w_out, geometry):
     """Return the height and width of padded dz for `rows` rows of the input gradient."""
-    down, across, r, s = geometry.stride_v, geometry.stride_h, geometry.r, geometry.s
-    height = (rows - 1 + geometry.pad_top) // down + 1 + (r - 1) // down
-    width = max((w_in - 1 + geometry.pad_left) // across + 1, w_out) + (s - 1) // across
+    down, across = geometry.stride_v, geometry.stride_h
+    above = (geometry.r - 1) * geometry.dilation_v // down
+    before = (geometry.s - 1) * geometry.dilation_h // across
+    height = (rows - 1 + geometry.pad_top) // down + 1 + above
+    width = max((w_in - 1 + geometry.pad_left) // across + 1, w_out) + before
     return height, width
 
 
@@ -259,11 +311,13 @@ def pack_flipped(start, stop, w, shape, geometry, packed):
     down, across = geometry.stride_v, geometry.stride_h
     tap = 0
     for f in range(down):
+        top, step_v, rows, _ = phase_taps(r, f, down, geometry.dilation_v)
         for g in range(across):
-            for i in range(taps(r, f, down) - 1, -1, -1):
-                for j in range(taps(s, g, across) - 1, -1, -1):
+            left, step_h, columns, _ = phase_taps(s, g, across, geometry.dilation_h)
+            for i in range(rows - 1, -1, -1):
+                for j in range(columns - 1, -1, -1):
                     if start <= tap < stop:
-                        source = ((f + i * down) * s + g + j * across) * c * k
+                        source = ((top + i * step_v) * s + left + j * step_h) * c * k
                         transpose(w, source, k, packed, tap * c * k, c, c, k)
                     tap += 1
 
@@ -281,32 +335,36 @@ def phase_entries(width, c, adds):
 def fill_phases(dx, k, columns, geometry, adds, tables):
     """Fill the pixel tables of dz and dx by phase, and the filter tables.
 
-    Row h of the input meets only the filter rows f, f + stride, … with f = (h + top) mod stride. So
+    Row h of the input meets only the filter rows of `phase_taps` with f = (h + top) mod stride. So
     each phase (f, g) is a correlation of stride 1. The tables are for `geometry.rows` rows from a
     multiple of the stride on.
     """
     a_rows, c_rows, a_steps = tables
     top, left = geometry.pad_top, geometry.pad_left
     down, across, r, s = geometry.stride_v, geometry.stride_h, geometry.r, geometry.s
+    dilation_v, dilation_h = geometry.dilation_v, geometry.dilation_h
     above, before = gradient_rows_above(geometry)
     pixel, step = 0, 0
     for f in range(down):
+        first_v, _, row_taps, below = phase_taps(r, f, down, dilation_v)
         for g in range(across):
+            first_h, _, column_taps, beyond = phase_taps(s, g, across, dilation_h)
             # Padded dz has `above` rows above, as the phase with the most taps requires.
-            row_taps, column_taps = taps(r, f, down), taps(s, g, across)
             for h in range((f - top) % down, geometry.rows, down):
-                row = (h + top - f) // down - row_taps + 1 + above
+                row = (h + top - first_v * dilation_v) // down - (row_taps - 1) * below + above
                 start = (g - left) % across
                 width = taps(dx.width, start, across)
                 entries = phase_entries(width, dx.channels, adds)
                 for j in range(entries):
                     v = start + grouped_column(j, width, entries) * across
-                    column = (v + left - g) // across - column_taps + 1 + before
+                    column = (v + left - first_h * dilation_h) // across + before
+                    column -= (column_taps - 1) * beyond
                     a_rows[pixel] = (row * columns + column) * k
                     c_rows[pixel] = (h * dx.width + v) * dx.channels
                     pixel += 1
-            size = row_taps * column_taps * k
-            fill_filter(row_taps, column_taps * k, columns * k, a_steps[step : step + size])
+            size, runs = row_taps * column_taps * k, filter_runs(column_taps, k, beyond)
+            table = a_steps[step : step + size]
+            fill_filter(row_taps, runs, below * columns * k, beyond * k, table)
             step += size
 
 

@@ -47,6 +47,8 @@ from dptrain.plan.lowering import (
 from dptrain.plan.selection import Choice
 from dptrain.plan.shards import addition_steps
 
+NS_PER_MS = 1e6
+
 
 class Convolution(Operation[Conv2d]):
     """Conv2d, optionally fused with ReLU, or with ReLU and MaxPool2d.
@@ -248,9 +250,11 @@ def _explain(group: Group, setting: Setting, phase: Phase) -> Explanation:
     note = "" if choice.algorithm.name.startswith("Winograd") else refusal(case)
     items = counted(kernel.rows, "sum") if gradient else counted(setting.batch_size, "sample")
     units = f"{items} × {counted(kernel.units, 'block' if gradient else 'band')}"
+    # Estimates that must follow from the shape alone are for one sample.
+    per_ms = NS_PER_MS * case.samples / setting.batch_size
     return Explanation.of(
         choice, candidates(case), setting.selection, group.stage(phase), tile=kernel.tile,
-        units=units, note=note,
+        units=units, note=note, per_ms=per_ms,
     )  # fmt: skip
 
 
@@ -271,8 +275,9 @@ def _shape(group: Group) -> Shape:
         halved = tail.windows == tail.strides == (2, 2) and outside == ((0, 0), (0, 0))
     maps, out = (h, w, c), (ho, wo, k)
     return Shape(
-        maps, out, conv.window, conv.strides, (top, left), pool_height, halved, pool_stride
-    )
+        maps, out, conv.window, conv.strides, (top, left), pool_height, halved, pool_stride,
+        conv.dilations,
+    )  # fmt: skip
 
 
 def fuses_convolution(nodes: tuple[Node, ...]) -> bool:

@@ -23,6 +23,9 @@ DIRECT = 50.0
 """Multiply-adds per ns of a direct convolution on one core of an Intel Xeon (AVX-512, 2 MB of L2).
 Estimates are times on this core. Only their ratios matter, and they do not depend on the machine,
 so that every node selects the same algorithms."""
+PEAK = 80.0
+"""Multiply-adds per ns that the vector units of that core compute at most: 32 in a cycle, at an
+assumed 2.5 GHz. Only the marks of `dptrain describe` depend on it."""
 WIDTH = 16
 """Filters of a vector of that core."""
 
@@ -53,6 +56,7 @@ class Shape:
         pool_height: height of the windows of fused pooling; 0 without pooling.
         halved: True if the pooling windows are 2 × 2 with stride 2 and without padding.
         pool_stride: vertical stride of the windows; 0 if it is their height.
+        dilations: (vertical, horizontal).
     """
 
     maps: tuple[int, int, int]
@@ -63,6 +67,7 @@ class Shape:
     pool_height: int = 0
     halved: bool = False
     pool_stride: int = 0
+    dilations: tuple[int, int] = (1, 1)
 
     @property
     def dy_pads(self) -> tuple[int, int]:

@@ -112,6 +112,7 @@ def refusal(case: Case) -> str:
         "1×1 filters": shape.window == (1, 1) and shape.pads == (0, 0),
         "fp32-direct excludes Winograd": not case.winograd,
         "stride {}×{}: no Winograd".format(*shape.strides): shape.strides != (1, 1),
+        "dilation {}×{}: no Winograd".format(*shape.dilations): shape.dilations != (1, 1),
         f"{size}: no Winograd": shape.window not in [(taps, taps) for taps in SIDES],
         "padding exceeds the filters": not shape.is_plain,
         f"{c} channels, {k} filters: no Winograd": min(c, k) < fewest,

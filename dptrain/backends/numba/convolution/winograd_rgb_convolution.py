@@ -60,8 +60,8 @@ SAVED = 4
 def supports(case: Case) -> bool:
     """Return whether this module supports a case, pooled by adjacent 2 × 2 windows."""
     shape = case.shape
-    kind = shape.window, shape.strides, shape.maps[2]
-    fits = kind == ((3, 3), (1, 1), CHANNELS) and shape.halved
+    kind = shape.window, shape.strides, shape.dilations, shape.maps[2]
+    fits = kind == ((3, 3), (1, 1), (1, 1), CHANNELS) and shape.halved
     return case.winograd and fits and shape.out[2] >= MIN_FILTERS
 
 

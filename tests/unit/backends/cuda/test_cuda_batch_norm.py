@@ -16,10 +16,14 @@ from dptrain.network import (
     Dense,
     Flatten,
     GlobalAveragePool2d,
+    MeanSquaredError,
     Network,
     NodeSpec,
     ReLU,
+    SiLU,
 )
+from dptrain.network.activations import ELU, HardSwish, ReLU6
+from dptrain.network.elementwise import Activation
 
 BLOCK = Network.from_nodes(
     (3, 6, 5),
@@ -82,6 +86,31 @@ def test_sums_of_two_equal_ranks_have_the_statistics_of_one() -> None:
     for name, gradient in alone.gradients.items():
         largest = np.abs(gradient).max()
         np.testing.assert_allclose(doubled.gradients[name], gradient, atol=1e-5 * largest + 1e-7)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [HardSwish(), *(pytest.param(f, marks=pytest.mark.more) for f in (ReLU6(), SiLU(), ELU()))],
+    ids=lambda function: function.kind,
+)
+def test_functions_after_normalisations_are_fused(function: Activation) -> None:
+    """The 1×1 convolution with 64 filters also sums the gradient of the one before it."""
+    layers = [Conv2d(64, 3), BatchNorm2d(), function, Conv2d(64, 1), BatchNorm2d(), function]
+    network = Network((3, 6, 5), [*layers, Flatten()], MeanSquaredError())
+    ours, reference = (
+        make_replica(network, backend, N, seed=1) for backend in ("cuda", "reference")
+    )
+    fused = {kind for group in ours.plan.groups for kind in group.kinds[1:]}
+    assert type(function) in fused
+    assert not any(group.head.layer == function for group in ours.plan.groups)
+    rng = np.random.default_rng(0)
+    x, y = rng.standard_normal((N, 3, 6, 5)), rng.standard_normal((N, 64 * 30))
+    for each in (ours, reference):
+        each.forward_backward(x, y)
+    for name, gradient in reference.gradients.items():
+        if name != "conv1.bias" and name != "conv2.bias":  # Normalisations cancel biases.
+            largest = np.abs(gradient).max()
+            np.testing.assert_allclose(ours.gradients[name], gradient, atol=3e-5 * largest)
 
 
 def test_inference_folds_normalisations_into_convolutions() -> None:

@@ -22,7 +22,7 @@ functional = LazyModule("torch.nn.functional")
 
 EPSILON = float(np.finfo(np.float32).eps)
 
-# n, (H, W, C), K, (R, S), strides, ((top, bottom), (left, right))
+# n, (H, W, C), K, (R, S), strides, ((top, bottom), (left, right)), dilations if not 1
 CASES = {
     "one pixel": (1, (1, 1, 1), 1, (1, 1), (1, 1), ((0, 0), (0, 0))),
     "one pixel padded": (2, (1, 1, 3), 17, (3, 3), (1, 1), ((1, 1), (1, 1))),
@@ -53,6 +53,22 @@ CASES = {
     "7 x 7": (2, (13, 15, 1), 6, (7, 7), (2, 2), ((3, 3), (3, 3))),
     "many channels": (2, (5, 27, 120), 40, (3, 3), (1, 1), ((1, 1), (1, 1))),
     "rows never met": (1, (8, 8, 3), 6, (3, 3), (3, 3), ((0, 0), (0, 0))),
+    "dilation 2": (2, (9, 8, 16), 24, (3, 3), (1, 1), ((2, 2), (2, 2)), (2, 2)),
+    "dilation 3 and 1": (2, (11, 7, 5), 17, (3, 3), (1, 1), ((3, 3), (1, 1)), (3, 1)),
+    "dilation 1 and 2, one channel": (2, (6, 9, 1), 7, (3, 5), (1, 1), ((0, 2), (4, 3)), (1, 2)),
+    "dilation beyond the map": (1, (3, 4, 6), 9, (3, 3), (1, 1), ((5, 5), (5, 6)), (5, 6)),
+    "dilation 2, stride 2": (2, (11, 12, 4), 12, (3, 3), (2, 2), ((2, 2), (2, 1)), (2, 2)),
+    "dilation 3, stride 2": (2, (13, 12, 8), 20, (3, 4), (2, 2), ((2, 3), (0, 1)), (3, 3)),
+    "dilation 2 and 4, stride 3 and 6": (
+        1,
+        (14, 19, 3),
+        5,
+        (4, 3),
+        (3, 6),
+        ((1, 4), (3, 2)),
+        (2, 4),
+    ),
+    "dilation 6, stride 4": (1, (17, 16, 3), 33, (3, 2), (4, 4), ((1, 0), (4, 2)), (6, 6)),
 }
 
 # name, windows, strides, ((top, bottom), (left, right))
@@ -82,24 +98,27 @@ class Case:
     plan = staticmethod(direct_convolution.plan)
 
     def __init__(self, case, seed=0, pool=None, positive=False):
-        n, (h, w, c), k, (r, s), strides, pads = case
+        n, (h, w, c), k, (r, s), strides, pads, *rest = case
+        dilations = rest[0] if rest else (1, 1)
         rng = np.random.default_rng(seed)
         self.x = rng.standard_normal((n, h, w, c), np.float32)
         if positive:
             self.x = np.maximum(self.x, np.float32(0))
         self.w = rng.standard_normal((r, s, c, k), np.float32)
         self.b = rng.standard_normal(k, np.float32)
-        ho = (h + sum(pads[0]) - r) // strides[0] + 1
-        wo = (w + sum(pads[1]) - s) // strides[1] + 1
+        ho = (h + sum(pads[0]) - (r - 1) * dilations[0] - 1) // strides[0] + 1
+        wo = (w + sum(pads[1]) - (s - 1) * dilations[1] - 1) // strides[1] + 1
         corner = (pads[0][0], pads[1][0])
         pooled = {"pool_height": pool[0][0], "pool_stride": pool[1][0]} if pool else {}
-        self.shape = Shape((h, w, c), (ho, wo, k), (r, s), strides, corner, **pooled)
+        self.shape = Shape(
+            (h, w, c), (ho, wo, k), (r, s), strides, corner, dilations=dilations, **pooled
+        )
         self.pool = None
         self.tx = nchw(self.x).requires_grad_()
         self.tw = torch.from_numpy(self.w.transpose(3, 2, 0, 1).copy()).double().requires_grad_()
         self.tb = torch.from_numpy(self.b).double().requires_grad_()
         padded = functional.pad(self.tx, (*pads[1], *pads[0]))
-        self.ty = functional.conv2d(padded, self.tw, self.tb, strides)
+        self.ty = functional.conv2d(padded, self.tw, self.tb, strides, dilation=dilations)
         if pool:
             window, pool_strides, pool_pads = pool
             corner = pool_pads[0][0], pool_pads[1][0]
@@ -222,7 +241,7 @@ def test_no_samples_give_no_gradient():
 
 POOLED = [
     "first layer", "wide", "odd maps", "long rows", "stride 2", "uneven pads", "20 filters",
-    "many channels",
+    "many channels", "dilation 2", "dilation 3, stride 2",
 ]  # fmt: skip
 
 
@@ -253,7 +272,7 @@ def test_the_first_of_equals_is_the_maximum(pool):
     [
         ("40 filters", None), ("40 filters", "2/2"), ("stride 3", None), ("stride 3", "3/2 same"),
         ("uneven pads", "3/1"), ("uneven pads", "1/1"), ("many channels", "2/3"),
-        ("many channels", None),
+        ("many channels", None), ("dilation 2", None), ("dilation 3, stride 2", "3/2 same"),
     ],
 )  # fmt: skip
 def test_bits_depend_on_the_shape_only(name, pool, monkeypatch):

@@ -21,10 +21,20 @@ pytestmark = pytest.mark.more
 
 SAME, NO_PADS = ((1, 1), (1, 1)), ((0, 0), (0, 0))
 
-# n, (H, W, C), K, (R, S), strides, ((top, bottom), (left, right))
+# n, (H, W, C), K, (R, S), strides, ((top, bottom), (left, right)), dilations if not 1
 SHAPES = {
     **vectors.CASES,
     "gathered": GATHERED["3 × 3"],
+    "gathered, dilated": GATHERED["dilation 2 and 3, stride 4 and 2"],
+    "Winograd, if it were not dilated": (
+        2,
+        (9, 8, 32),
+        32,
+        (3, 3),
+        (1, 1),
+        ((1, 1), (1, 1)),
+        (2, 2),
+    ),
     "1 × 1, several panels": (2, (7, 7, 24), 75, (1, 1), (1, 1), NO_PADS),
     "1 × 1, few channels": (2, (5, 7, 3), 4, (1, 1), (1, 1), NO_PADS),
     "1 × 1, padded": (2, (5, 7, 3), 4, (1, 1), (1, 1), SAME),
@@ -38,6 +48,7 @@ POOLED = {
     "20 filters of colours": (3, (13, 11, 3), 20, (3, 3), (1, 1), SAME),
     "first layer": vectors.CASES["first layer"],
     "wide": vectors.CASES["wide"],
+    "dilated colours": (2, (8, 22, 3), 8, (3, 3), (1, 1), ((2, 2), (2, 2)), (2, 2)),
 }
 """Shapes with fused pooling."""
 

@@ -14,7 +14,7 @@ from dptrain.plan.lowering import Phase
 from tests.unit.backends.numba import test_numba_convolution as vectors
 
 NO_PADS = ((0, 0), (0, 0))
-# n, (H, W, C), K, (R, S), strides, ((top, bottom), (left, right))
+# n, (H, W, C), K, (R, S), strides, ((top, bottom), (left, right)), dilations if not 1
 CASES = {
     "few": (3, (5, 7, 16), 20, (1, 1), (1, 1), NO_PADS),
     "several panels": (2, (7, 7, 24), 75, (1, 1), (1, 1), NO_PADS),
@@ -34,6 +34,16 @@ GATHERED = {
     "strides exceed the filters": (3, (7, 8, 272), 512, (2, 2), (3, 3), ((0, 0), (0, 1))),
     "uneven": (2, (9, 7, 256), 256, (4, 3), (3, 2), ((2, 1), (0, 2))),
     "several blocks": (17, (6, 8, 512), 128, (3, 3), (2, 2), ((1, 1), (1, 1))),
+    "dilation 2": (2, (5, 7, 256), 256, (3, 3), (1, 1), ((2, 2), (2, 2)), (2, 2)),
+    "dilation 2 and 3, stride 4 and 2": (
+        2,
+        (9, 7, 256),
+        256,
+        (3, 3),
+        (4, 2),
+        ((2, 1), (3, 4)),
+        (2, 3),
+    ),
 }
 """Cases of `gathered_convolution`."""
 

@@ -48,6 +48,15 @@ NETWORKS = [
         SigmoidBinaryCrossEntropy(),
         name="direct",
     ),
+    Network(
+        (4, 12, 10),
+        [
+            Conv2d(8, dilation=2), ReLU(), MaxPool2d(2), Conv2d(8, dilation=(1, 2)), ReLU(),
+            Conv2d(8, 3, stride=2, dilation=3), Conv2d(8, groups=8, dilation=(2, 1)), ReLU(),
+            Conv2d(6, groups=2, dilation=2), Flatten(), Dense(3),
+        ],
+        name="dilated",
+    ),
     Network((4200,), [Dense(30), ReLU(), Dense(600), ReLU(), Dense(2)], MeanSquaredError(),
             name="dense"),
 ]  # fmt: skip

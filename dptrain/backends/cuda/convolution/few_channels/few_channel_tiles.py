@@ -299,7 +299,7 @@ def select_few_channel_tile(
 
 def supports(case: Case) -> bool:
     """Return whether the kernel exists for a case and no other kernel is faster."""
-    return is_worthwhile(case.view, case.precision, case.samples)
+    return not case.is_dilated and is_worthwhile(case.view, case.precision, case.samples)
 
 
 def estimate(case: Case) -> Sequence[tuple[float, FewChannelTile]]:

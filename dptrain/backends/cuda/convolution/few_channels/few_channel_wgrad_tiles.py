@@ -212,8 +212,9 @@ def rank_few_channel_wgrad_tiles(
 
 
 def supports(case: Case) -> bool:
-    """Return whether the kernel exists for a case: it undoes pooling, and has no strides."""
-    return case.pools and not case.stores_dz and case.strides == (1, 1)
+    """Return whether the kernel exists for a case: pooled, without strides and dilation."""
+    plain = case.strides == (1, 1) and not case.is_dilated
+    return case.pools and not case.stores_dz and plain
 
 
 def estimate(case: Case) -> Sequence[tuple[float, FewChannelWgradTile]]:

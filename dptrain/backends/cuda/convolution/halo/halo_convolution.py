@@ -29,6 +29,8 @@ PACKED: Mapping[Phase, str] = {Phase.FORWARD: "packed", Phase.BACKWARD_INPUT: "p
 
 def supports(case: Case) -> bool:
     """Return whether the kernels exist for a case."""
+    if case.is_dilated:
+        return False
     # Lanes share the random numbers of four filters.
     drops = case.phase is Phase.FORWARD and case.group.kinds[-1] is Dropout
     uneven = drops and case.group.head.output_maps[0] % 4

@@ -163,7 +163,9 @@ __device__ inline Geometry folded(const Geometry& g) {
             1,
             1,
             0,
-            0};
+            0,
+            1,
+            1};
 }
 __device__ inline StoredMap stored_input(const Geometry& g) {
     if (!FOLDED) return {g.height, g.width, g.channels, 1, 1, 0, 0, 1};

@@ -542,7 +542,8 @@ def rank_wgrad_tiles(
 
 def supports(case: Case) -> bool:
     """Return whether the kernels exist for a case."""
-    return supports_wgrad_tiles(case.view.folded(case.strides), case.precision, case.limits)
+    view = case.view.folded(case.strides)
+    return not case.is_dilated and supports_wgrad_tiles(view, case.precision, case.limits)
 
 
 def estimate(case: Case) -> Sequence[tuple[float, WgradTile]]:

@@ -32,7 +32,11 @@ from dptrain.backends.cuda.dense.wgmma_gemm_tiles import WgmmaTile, step_terms
 from dptrain.backends.cuda.device.device import Array
 from dptrain.backends.cuda.device.launching import launch
 from dptrain.backends.cuda.device.tensor_maps import ARCHITECTURE, PatchGrid
-from dptrain.backends.cuda.normalization.batch_norm import MASK_FROM_Y, relu_mask
+from dptrain.backends.cuda.normalization.batch_norm import (
+    FROM_Y,
+    activation_macros,
+    activation_source,
+)
 from dptrain.backends.cuda.weighted import (
     NO_EPILOGUE,
     RELU_POOL,
@@ -65,6 +69,7 @@ def supports(case: Case) -> bool:
     head, limits = case.group.head, case.limits
     return (
         limits.capability == ARCHITECTURE
+        and not case.is_dilated
         and supports_halo_tiles(case.view, case.precision, case.strides, limits)
         and wgmma_convolution_tiles.fit(limits)
         and fills_slices(case.precision, head.input_maps[0], head.output_maps[0])
@@ -154,7 +159,7 @@ def buffers(case: Case, config: GemmConfig) -> Extra:
     if phase is Phase.BACKWARD_INPUT and group.normalization is not None:
         rows = sum_rows(case, config), 2, group.head.input_maps[0]
         written[GRADIENT_SUMS] = BufferSpec(rows, "float32")
-        masked = ("x",) if relu_mask(group.normalization) == MASK_FROM_Y else ()
+        masked = ("x",) if activation_source(group.normalization) == FROM_Y else ()
         reads = "normalized", "normalized_moments", *masked
     return Extra(prepared, written, reads)
 
@@ -248,7 +253,7 @@ class _Kernels:
         )
 
     def _gradient_sums(self) -> dict[str, Any]:
-        """Return the arguments of `product` with which dx is masked and summed, if it is."""
+        """Return the arguments of `product` with which dx is replaced and summed, if it is."""
         if self._group.normalization is None:
             return {}
         names = "moments", "weight", "bias"
@@ -256,7 +261,7 @@ class _Kernels:
         arrays = self._arrays["normalized"], self._arrays["x"], *normalization
         return {
             "summed": (*arrays, self._arrays[GRADIENT_SUMS]),
-            "macros": {"RELU_MASK": relu_mask(self._group.normalization)},
+            "macros": activation_macros(self._group.normalization),
         }
 
     def _with_reduction(

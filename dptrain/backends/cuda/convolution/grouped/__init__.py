@@ -1,0 +1,1 @@
+"""Convolutions with groups whose products run on tensor cores."""

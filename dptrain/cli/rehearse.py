@@ -1,0 +1,43 @@
+"""`dptrain rehearse`."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import click
+
+from dptrain.cli.common import CONFIG, examples
+from dptrain.cli.options import GroupedCommand, setting_flags
+from dptrain.cli.survive import survival_flags, survive
+from dptrain.errors import UserError
+
+
+@click.command(
+    cls=GroupedCommand,
+    short_help="Train with planned faults, and show what they cost.",
+    epilog=examples(
+        "dptrain rehearse -n 4 --shards 4 --kill 2@100 --kill 0@300",
+        "dptrain rehearse -n 4 --network mine.toml --data npz:FILE --stop 1@200 --timeout 20",
+    ),
+)
+@CONFIG
+@click.option("--kill", multiple=True, metavar="RANK@STEP", help="Kill a rank after a step.")
+@click.option(
+    "--stop",
+    multiple=True,
+    metavar="RANK@STEP",
+    help="Stop a rank (SIGSTOP) after a step. It is noticed after --timeout.",
+)
+@survival_flags
+@setting_flags(omit=("resume",))
+def rehearse(file: Path | None, kill: tuple[str, ...], stop: tuple[str, ...], **flags: Any) -> int:
+    """Train as `dptrain train --survive` does, with planned faults, and show what they cost.
+
+    The ranks must run on this machine. The run has a new directory.
+    """
+    if not (kill or stop):
+        raise UserError("rehearse has no fault; expected for example --kill 1@100")
+    planned = [*((text, signal.SIGKILL) for text in kill), *((t, signal.SIGSTOP) for t in stop)]
+    return survive({**flags, "survive": True}, file, planned=planned)

@@ -1,0 +1,230 @@
+"""When ranks are started again, and when not, with a program in the place of the launcher."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dptrain.errors import UserError
+from dptrain.runs.incidents import read_incidents
+from dptrain.runs.resizing import request_ranks, take_request
+from dptrain.scaling.launching import Launcher
+from dptrain.survival import supervisor
+from dptrain.survival.nodes import within_allocation
+from dptrain.survival.rehearsal import PlannedFault, parse_fault
+from dptrain.survival.supervisor import Job, Supervisor
+
+KILLED = "dptrain: rank 1 of 2: its process 7 on node3 was killed or exited in the middle"
+
+PROGRAM = """
+import json, pathlib, sys, time
+folder = pathlib.Path(__file__).parent
+run, count = folder / "run", folder / "count"
+number = int(count.read_text()) if count.exists() else 0
+count.write_text(str(number + 1))
+with (folder / "ranks").open("a") as file:
+    file.write(sys.argv[sys.argv.index("-n") + 1] + " ")
+plan = json.loads((folder / "plan").read_text())
+does = plan[min(number, len(plan) - 1)]
+if "step" in does:
+    (run / "config.toml").touch()
+    lost = {"first_step": does["step"] - 1, "steps_lost": 2, "resumed_s": 1.5}
+    (run / ".progress").write_text(json.dumps({"step": does["step"], **lost}))
+    time.sleep(0.3)
+print(does.get("says", ""), file=sys.stderr, flush=True)
+time.sleep(does.get("sleeps", 0))
+if not does["code"]:
+    (run / "summary.json").write_text("{}")
+sys.exit(does["code"])
+"""
+"""Does what the plan says for this start: reports a step, prints, waits, and ends with a code."""
+
+
+def job(folder: Path, *plan: dict[str, Any], **changes: Any) -> Job:
+    """Return a job whose launcher follows a plan; the last entry is that of all later starts."""
+    (folder / "run").mkdir()
+    (folder / "launcher.py").write_text(PROGRAM)
+    (folder / "plan").write_text(json.dumps(plan))
+    launcher = Launcher((sys.executable, str(folder / "launcher.py")), False)
+    values = {
+        "launcher": launcher, "program": ("dptrain", "train"), "run_dir": folder / "run",
+        "ranks": 4, "least_ranks": 1, "most_restarts": 20, "threads": 1, "timeout": 60.0,
+    }  # fmt: skip
+    return Job(**{**values, **changes})
+
+
+def ranks_of(folder: Path) -> list[int]:
+    """Return the number of ranks of each start."""
+    return [int(n) for n in (folder / "ranks").read_text().split()]
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "LONGEST_PAUSE_S", 0.0)
+
+
+def test_a_killed_rank_is_started_again_and_recorded(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    notice = "dptrain: compiling kernels; the first run takes longer\n"
+    killed = {"step": 8, "says": notice + KILLED, "code": 9}
+    assert Supervisor(job(tmp_path, killed, {"step": 9, "code": 0})).run() == 0
+    assert ranks_of(tmp_path) == [4, 4]
+    (found,) = read_incidents(tmp_path / "run")
+    assert (found.rank, found.host, found.step, found.ranks_after) == (1, "node3", 8, 4)
+    assert (found.steps_lost, found.seconds_lost) == (2, 1.5)
+    printed = capfd.readouterr().err.splitlines()
+    assert printed[1] == KILLED
+    assert "rank 1 ended after step 8; starting 4 ranks (restart 1 of at most 20)" in printed[2]
+    assert printed[-1] == "dptrain: 1 restart after a fault cost 2 steps and 1.5 s"
+
+
+@pytest.mark.parametrize("code", [2, 3, 75, 130])
+def test_ends_that_a_restart_cannot_change_are_final(tmp_path: Path, code: int) -> None:
+    assert Supervisor(job(tmp_path, {"code": code})).run() == code
+    assert ranks_of(tmp_path) == [4]
+
+
+def test_a_code_0_without_results_is_a_fault(tmp_path: Path) -> None:
+    # MPICH 4.0's mpirun returns 0 for some killed jobs. Code 2 after a restart may be a lock of a
+    # rank on another node that has not ended.
+    made = job(tmp_path, {"step": 3, "code": 9}, {"code": 2}, {"step": 5, "code": 0})
+    (tmp_path / "launcher.py").write_text(PROGRAM.replace('if not does["code"]', "if number > 1"))
+    assert Supervisor(made).run() == 0
+    assert ranks_of(tmp_path) == [4, 4, 4]
+
+
+def test_a_fault_that_repeats_at_the_same_step_ends_the_job(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    further = [{"step": step, "says": KILLED, "code": 9} for step in (3, 4, 9)]
+    assert Supervisor(job(tmp_path, *further)).run() == 1
+    assert len(ranks_of(tmp_path)) == 3 + supervisor.MOST_REPEATS - 1
+    error = capfd.readouterr().err
+    assert "rank 1 ended after step 9; this is fault 3 in a row without a further step" in error
+    assert len(read_incidents(tmp_path / "run")) == 4
+
+
+def test_restarts_are_limited(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    further = [{"step": step, "says": KILLED, "code": 9} for step in range(3, 9)]
+    assert Supervisor(job(tmp_path, *further, most_restarts=2)).run() == 1
+    assert len(ranks_of(tmp_path)) == 3
+    assert "--max-restarts is 2; the same command continues" in capfd.readouterr().err
+
+
+def test_a_launcher_that_starts_no_rank_gets_fewer(tmp_path: Path) -> None:
+    refuses = {"says": "mpirun: not enough slots", "code": 213}
+    assert Supervisor(job(tmp_path, refuses, refuses, refuses, {"code": 0})).run() == 0
+    assert ranks_of(tmp_path) == [4, 4, 3, 2]
+
+
+def test_a_run_directory_that_is_not_released_is_waited_for(tmp_path: Path) -> None:
+    """Code 2 after a restart: ranks on another node have not ended."""
+    held = {"says": "dptrain: process 3 on node2 is training in run directory run", "code": 2}
+    plan = [{"step": 3, "says": KILLED, "code": 9}, held, held, held, {"step": 5, "code": 0}]
+    assert Supervisor(job(tmp_path, *plan)).run() == 0
+    assert ranks_of(tmp_path) == [4] * 5
+
+
+def test_the_smallest_number_of_ranks_is_kept(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert Supervisor(job(tmp_path, {"code": 213}, least_ranks=4)).run() == 1
+    assert ranks_of(tmp_path) == [4, 4]
+    assert "3 ranks are left, and --min-ranks is more" in capfd.readouterr().err
+
+
+def test_a_job_without_progress_that_uses_no_processor_is_started_again(tmp_path: Path) -> None:
+    hangs = {"step": 3, "sleeps": 60, "code": 0}
+    begin = time.monotonic()
+    assert Supervisor(job(tmp_path, hangs, {"step": 4, "code": 0}, timeout=0.5)).run() == 0
+    assert time.monotonic() - begin < 50
+    (found,) = read_incidents(tmp_path / "run")
+    assert found.cause == "no step was completed for 1 s"
+
+
+def test_a_signal_reaches_the_launcher_and_no_rank_is_started_again(tmp_path: Path) -> None:
+    made = job(tmp_path, {"step": 3, "sleeps": 60, "code": 0})
+
+    def stop() -> None:
+        while not (tmp_path / "run" / ".progress").exists():
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    thread = threading.Thread(target=stop)
+    before = signal.getsignal(signal.SIGTERM)
+    thread.start()
+    assert Supervisor(made).run() == 75  # SIGUSR1 ends this launcher.
+    thread.join()
+    assert ranks_of(tmp_path) == [4]
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_slurm_names_the_nodes_that_are_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    srun = Launcher(("/bin/srun", "--mpi=pmi2"), False)
+    (tmp_path / "squeue").write_text("#!/bin/sh\necho 'n[1-3]'\n")
+    (tmp_path / "sinfo").write_text("#!/bin/sh\nprintf 'n1 alloc\\nn2 down*\\nn3 drng\\n'\n")
+    for name in ("squeue", "sinfo"):
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    job = {"SLURM_JOB_ID": "4", "SLURM_JOB_NUM_NODES": "3", "SLURM_NTASKS_PER_NODE": "2"}
+    launcher, ranks = within_allocation(srun, 6, job)
+    assert ranks == 4
+    assert launcher.arguments == (*srun.arguments, "--nodelist=n1,n3", "--nodes=2")
+    mpirun = Launcher(("/bin/mpirun",), False)
+    assert within_allocation(mpirun, 6, job) == (mpirun, 6)
+    assert within_allocation(srun, 6, {}) == (srun, 6)
+    (tmp_path / "sinfo").write_text("#!/bin/sh\nexit 1\n")
+    assert within_allocation(srun, 6, job) == (srun, 6)
+
+
+def test_planned_faults_name_a_rank_and_a_step() -> None:
+    assert parse_fault("2@100", signal.SIGSTOP, 3) == PlannedFault(signal.SIGSTOP, 2, 100)
+    for text in ("2", "2@", "@1", "a@1", "-1@2", "1@1e9"):
+        with pytest.raises(UserError, match="expected RANK@STEP, such as 1@100"):
+            parse_fault(text, signal.SIGKILL, 3)
+    with pytest.raises(UserError, match="--kill is 3@5, but the ranks are 0 to 2"):
+        parse_fault("3@5", signal.SIGKILL, 3)
+
+
+def test_a_user_changes_the_number_of_ranks(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The launcher stops on SIGUSR1 as ranks do, with code 75."""
+    waits = {"step": 3, "sleeps": 60, "code": 0}
+    made = job(tmp_path, waits, {"step": 5, "code": 0}, most_restarts=0)
+    handler = "import signal; signal.signal(signal.SIGUSR1, lambda *_: sys.exit(75))"
+    (tmp_path / "launcher.py").write_text(PROGRAM.replace("folder =", f"{handler}\nfolder =", 1))
+
+    def ask() -> None:
+        while not (tmp_path / "run" / ".progress").exists():
+            time.sleep(0.01)
+        request_ranks(tmp_path / "run", 7)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    assert Supervisor(made).run() == 0
+    thread.join()
+    assert ranks_of(tmp_path) == [4, 7]
+    (found,) = read_incidents(tmp_path / "run")
+    assert (found.ranks, found.ranks_after) == (4, 7)
+    assert "another number of ranks was requested; starting 7 ranks" in capfd.readouterr().err
+
+
+def test_a_request_that_nobody_takes_is_withdrawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dptrain.runs.resizing._TAKEN_S", 0.1)
+    with pytest.raises(UserError, match="so its number of ranks cannot change"):
+        request_ranks(tmp_path, 3)
+    assert take_request(tmp_path) is None
