@@ -162,7 +162,7 @@ MAX_CLIPPING_BLOCKS = 512
 """Most blocks of the kernels of ``clipping.cu``: each adds the partial sums of all."""
 
 LAYER_BLOCKS = 16
-"""Blocks of each layer in the kernels of ``clipping.cu`` for norms of layers."""
+"""Blocks of each layer in the kernels for norms of layers, and for digests."""
 
 MAX_LOSS_BLOCKS = 512
 """With more blocks, threads process several samples: the last block adds the sums of all blocks."""
@@ -456,13 +456,14 @@ class CudaBackend(Backend):
         assert isinstance(replica, CudaReplica)
         device, parts = replica.device, bounds.size - 1
         words, starts = flat.view("uint32"), device.uploaded(bounds)
-        partials = device.zeros((parts, LAYER_BLOCKS), "uint64")
+        partials = device.zeros((parts * LAYER_BLOCKS,), "uint64")
         grid, block = (LAYER_BLOCKS, parts, 1), (THREADS, 1, 1)
         function = device.function("digests.cu", "digest_parts")
 
         def compute() -> NDArray[np.uint64]:
             function(grid, block, [words, starts, partials, np.uint32(first & 0xFFFFFFFF)])
-            return np.asarray(np.sum(device.download(partials), axis=1, dtype=np.uint64))
+            rows = device.download(partials).reshape(parts, LAYER_BLOCKS)
+            return np.asarray(np.sum(rows, axis=1, dtype=np.uint64))
 
         return compute
 

@@ -1,28 +1,35 @@
-"""Digests of state that has one copy: of slices in shared memory, and of what rank 0 alone updates.
+"""Digests of state that has one copy.
 
-There is nothing to compare such state with. In one update of `every`, the rank that has updated a
-slice stores its digest, and computes it again before the next update of the slice. Between the two
-only computations read the state, so that a difference is an error of memory, or a write to a wrong
-address. Other updates are not guarded: with `every` = 1 all are, and the state is then read twice
-more in each step.
+This is the state of a single rank, slices in shared memory, and with the strategy ``central`` all
+state, because rank 0 replaces the parameters of the others after each update. There is nothing to
+compare it with. The rank that updates or receives it stores its digest, and computes it again
+before the next update. Between the two only computations read the state, so that a difference is an
+error of memory, or a write to a wrong address.
+
+An update that is guarded takes the time in which a processor reads the state twice. As many updates
+are guarded as fit into `SHARE` of the time, and at least one in `every`.
 """
 
 from __future__ import annotations
 
 import socket
 from collections.abc import Sequence
+from time import perf_counter
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dptrain.backends.digests import StateDigests, tensors_text
+from dptrain.backends.digests import PARAMETERS, StateDigests, tensors_text
 from dptrain.backends.replica import Replica
 from dptrain.comm.sums.base import GradientSum
-from dptrain.comm.world import World
 from dptrain.errors import UserError
 
 ADVICE = "continue with --resume from the newest checkpoint, without this hardware"
 """What to do, the end of each message."""
+
+
+SHARE = 0.001
+"""Part of the time that guards take, unless `every` requires more."""
 
 
 class CorruptedSliceError(UserError):
@@ -35,24 +42,39 @@ class StateGuard:
     """Guards the slices of the state that this rank updates.
 
     Args:
-        world: the ranks, for the error.
         replica: has the state.
-        slices: elements that this rank updates.
-        every: number of updates of which the last is guarded.
+        slices: elements that this rank updates or receives.
+        every: one in so many updates is guarded at least.
+        arrays: the arrays of the state; None for all.
+
+    Attributes:
+        receives: True if another rank updates the slices.
     """
 
-    def __init__(self, world: World, replica: Replica, slices: Sequence[slice], every: int) -> None:
-        self._world, self._replica, self._every = world, replica, every
-        self._digests = {(each.start, each.stop): StateDigests(replica, each) for each in slices}
+    def __init__(
+        self,
+        replica: Replica,
+        slices: Sequence[slice],
+        every: int,
+        arrays: Sequence[str] | None = None,
+    ) -> None:
+        self._replica, self._every, self.receives = replica, every, arrays is not None
+        self._digests = {
+            (each.start, each.stop): StateDigests(replica, each, arrays) for each in slices
+        }
+        self._began, self._guarded_s = perf_counter(), 0.0
         self._stored: dict[tuple[int, int], NDArray[np.uint64]] = {}
         self._num_writes = 0
 
     def store(self, elements: slice, number: int) -> None:
         """Store the digests of a slice after update number `number`, if this one is guarded."""
-        if number % self._every == 0:
-            key = elements.start, elements.stop
-            self._stored[key] = self._digests[key].compute()
-            self._num_writes = self._replica.num_writes
+        began = perf_counter()
+        if number % self._every and self._guarded_s > SHARE * (began - self._began):
+            return
+        key = elements.start, elements.stop
+        self._stored[key] = self._digests[key].compute()
+        self._num_writes = self._replica.num_writes
+        self._guarded_s += 2 * (perf_counter() - began)  # The check takes as long.
 
     def check(self, number: int) -> None:
         """Compare all slices with their digests, before update number `number`.
@@ -84,12 +106,13 @@ def make_guard(gradient_sum: GradientSum, replica: Replica, every: int) -> State
     Args:
         gradient_sum: decides which elements this rank updates.
         replica: has the state.
-        every: number of updates of which the last is guarded; 0 guards none.
+        every: one in so many updates is guarded at least; 0 guards none.
     """
-    has_one_copy = (
-        gradient_sum.is_identity or replica.arrays.is_shared or gradient_sum.name == "central"
-    )
+    is_central = gradient_sum.name == "central"
+    if every and is_central and not gradient_sum.world.is_rank_zero:
+        return StateGuard(replica, [slice(0, replica.plan.trained.size)], every, [PARAMETERS])
+    has_one_copy = gradient_sum.is_identity or replica.arrays.is_shared or is_central
     slices = [each for each in gradient_sum.updated_slices if each.stop > each.start]
     if not every or not has_one_copy or not slices:
         return None
-    return StateGuard(gradient_sum.world, replica, slices, every)
+    return StateGuard(replica, slices, every)

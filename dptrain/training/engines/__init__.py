@@ -33,8 +33,8 @@ def make_engine(
         buckets: of the flat gradient, as `gradient_sum` has them.
         recorder: receives the times of every step.
         statistics_sum: adds its batch statistics over the ranks; None if each rank uses its own.
-        digest_every: number of updates of which the last is guarded, see
-            `dptrain.training.digests.guard`; 0 guards none, and a device none.
+        digest_every: one in so many updates is guarded at least, see
+            `dptrain.training.digests.guard`; 0 guards none, and on a device none is.
     """
     if not replica.memory.asynchronous:
         return HostEngine(replica, gradient_sum, buckets, recorder, statistics_sum, digest_every)

@@ -59,7 +59,12 @@ class HostEngine(SynchronousEngine):
             self.load(batch, stop=stop)
             start = gradient_sum.start if self.passes == 1 else self._add_and_start
             self.forward_backward(on_bucket_ready=start)
+            guard = self._guard if self._guard is not None and self._guard.receives else None
+            if guard is not None:
+                guard.check(self._update_number)
             gradient_sum.finish_and_update(self.update_slice, learning_rate)
+            if guard is not None:
+                guard.store(slice(0, self.replica.plan.trained.size), self._update_number)
             self._record(batch, learning_rate)
 
     def _make_early_pass(self, batch: Batch, *, stop: bool) -> None:
