@@ -1,11 +1,17 @@
-"""Compare the test accuracy of dptrain with PyTorch's: the same network, recipe and data.
+"""Test accuracy over several seeds, next to published accuracies and to PyTorch's.
 
-    python -m benchmarks.accuracy --network resnet20 --epochs 8 --backend cuda --precision bf16
+    python -m benchmarks.accuracy fashion-mnist --networks model0 --epochs 6
+    python -m benchmarks.accuracy cifar10 --data cifar10:DIR --networks resnet20 --backend cuda
+    python -m benchmarks.accuracy shapes --pytorch --backend cuda --precision bf16
 
-Both start from dptrain's initial parameters of a seed, and use SGD with momentum, the network's
-weight decay, a cosine schedule, crops and mirrored images. Orders and changes of images are drawn
-by each program itself. The test accuracies of several seeds agree if the means differ by no more
-than the spread over seeds: the larger of the two standard deviations.
+Debian's package ``dataset-fashion-mnist`` contains the images of Fashion-MNIST, and its README the
+published accuracies, which others submitted and its authors did not test. The binary version of
+CIFAR-10 must be downloaded. ``accuracy.toml`` has the recipes: SGD with momentum 0.9, batches of
+128 images, a cosine schedule, mirrored images. The accuracy is that of the last epoch.
+
+PyTorch starts from dptrain's initial parameters of a seed, and uses the same recipe. Orders and
+changes of images are drawn by each program itself. The accuracies of several seeds agree if the
+means differ by no more than the larger of the two standard deviations.
 """
 
 from __future__ import annotations
@@ -14,26 +20,36 @@ import json
 import math
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import click
 import numpy as np
-from numpy.typing import NDArray
 
 from benchmarks.machine import about
-from benchmarks.outside import find_network
 from benchmarks.progress import Progress
 from benchmarks.tables import Table, document, new_files
-from dptrain.data import Dataset, Samples, open_data
+from dptrain.data import Samples, open_data
 from dptrain.errors import UserError
+from dptrain.experiments.sweep_results import mean_over_seeds
 from dptrain.network import Network
+from dptrain.network.files import get_network
+from dptrain.network.layers import Shape
+from dptrain.network.zoo.resnet import small_resnet
+from dptrain.toml import read_toml
 from dptrain.training.schedules import Schedule
 from dptrain.training.trainer import Trainer
 
-CROP = 4
-TEST_BATCH = 1000
+FILE = Path(__file__).with_suffix(".toml")
+SETS = ("fashion-mnist", "cifar10", "shapes")
+CLASSES, BATCH, MOMENTUM, TEST_BATCH = 10, 128, 0.9, 1000
+COLUMNS = (
+    "network", "program", "parameters", "epochs", "accuracies %", "mean ± 95% interval %",
+    "published %", "seconds of a run",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -41,21 +57,19 @@ class Recipe:
     """How both programs train.
 
     Attributes:
-        epochs, batch_size, learning_rate, momentum: of SGD; the rate falls along a cosine.
+        epochs, learning_rate: of SGD; the rate falls along a cosine.
+        crop: pixels by which a crop moves from the centre; outside of an image are zeros.
+        published: accuracy of a similar network in percent, with its source.
         backend, precision: of dptrain. PyTorch uses the same precision, on a GPU for ``cuda``
             and ``cudnn``. None for the backend's default.
-        samples: training samples that are used, the first ones; 0 for all.
-        crop: pixels by which a crop moves from the centre; outside of an image are zeros.
     """
 
     epochs: int
-    batch_size: int
     learning_rate: float
-    momentum: float
+    crop: int
+    published: str
     backend: str
-    precision: str | None
-    samples: int = 0
-    crop: int = CROP
+    precision: str | None = None
 
     @property
     def on_gpu(self) -> bool:
@@ -85,9 +99,9 @@ def train_ours(network: Network, data: Any, recipe: Recipe, seed: int) -> Score:
     begin = time.perf_counter()
     trainer = Trainer(
         network, data, progress=False, backend=recipe.backend, precision=recipe.precision,
-        batch_size=recipe.batch_size, epochs=recipe.epochs, crop=recipe.crop, flip=True,
-        optimizer="sgd", momentum=recipe.momentum, schedule="cosine",
-        learning_rate=recipe.learning_rate, seed=seed, evaluate_every=0, baseline_steps=0,
+        batch_size=BATCH, epochs=recipe.epochs, crop=recipe.crop, flip=True, optimizer="sgd",
+        momentum=MOMENTUM, schedule="cosine", learning_rate=recipe.learning_rate, seed=seed,
+        evaluate_every=0, baseline_steps=0,
     )  # fmt: skip
     trainer.fit()
     summary = trainer.summary
@@ -103,7 +117,7 @@ def train_torch(
     from torch.nn import functional
 
     from benchmarks.gpu.peers.theirs import set_arithmetic
-    from benchmarks.programs.torch_network import torch_network
+    from benchmarks.programs.torch_network import TorchNetwork
     from dptrain.network.initial import initial_parameters
 
     begin = time.perf_counter()
@@ -113,26 +127,26 @@ def train_torch(
     x, y = (torch.from_numpy(a).to(device) for a in train)
     initial = initial_parameters(network, seed)
     start = {name: np.asarray(value, np.float32) for name, value in initial.items()}
-    modules = torch_network(network, start).to(device)
+    modules = TorchNetwork(network, start).to(device)
     modules = modules.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     decays = [parameter.weight_decay for parameter in network.parameters]
     groups = [
         {"params": [weight], "weight_decay": decay}
         for weight, decay in zip(modules.parameters(), decays, strict=True)
     ]
-    optimizer = torch.optim.SGD(groups, lr=recipe.learning_rate, momentum=recipe.momentum)
-    steps = math.ceil(len(x) / recipe.batch_size)
+    optimizer = torch.optim.SGD(groups, lr=recipe.learning_rate, momentum=MOMENTUM)
+    steps = math.ceil(len(x) / BATCH)
     schedule = Schedule(recipe.learning_rate, "cosine", total_steps=steps * recipe.epochs)
     bf16 = torch.autocast(device.type, dtype=torch.bfloat16, enabled=recipe.precision == "bf16")
     for step in range(steps * recipe.epochs):
         if step % steps == 0:
             order = torch.randperm(len(x), device=device)
-        start_of_batch = step % steps * recipe.batch_size
-        index = order[start_of_batch : start_of_batch + recipe.batch_size]
+        start_of_batch = step % steps * BATCH
+        index = order[start_of_batch : start_of_batch + BATCH]
         for group in optimizer.param_groups:
             group["lr"] = schedule.rate(step)
         with bf16:
-            loss = functional.cross_entropy(modules(_changed(x[index])), y[index])
+            loss = functional.cross_entropy(modules(_changed(x[index], recipe.crop)), y[index])
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -146,14 +160,14 @@ def train_torch(
     return Score(correct / len(test[0]), time.perf_counter() - begin)
 
 
-def _changed(x: Any) -> Any:
+def _changed(x: Any, crop: int) -> Any:
     """Return random crops (n, C, H, W) of padded images, half of them mirrored."""
     import torch
     from torch.nn import functional
 
     n, channels, height, width = x.shape
-    padded = functional.pad(x, (CROP, CROP, CROP, CROP))
-    top, left = torch.randint(0, 2 * CROP + 1, (2, n, 1), device=x.device)
+    padded = functional.pad(x, (crop,) * 4)
+    top, left = torch.randint(0, 2 * crop + 1, (2, n, 1), device=x.device)
     mirrored = torch.rand(n, 1, device=x.device) < 0.5
     columns = torch.arange(width, device=x.device)
     columns = left + torch.where(mirrored, width - 1 - columns, columns)
@@ -163,57 +177,93 @@ def _changed(x: Any) -> Any:
     return padded[where, maps, rows[:, None, :, None], columns[:, None, None, :]]
 
 
-def compare(network: Network, dataset: Dataset, recipe: Recipe, seeds: int) -> dict[str, list[Any]]:
-    """Train with every seed by both programs, in turn, and return their scores by program."""
-    train = arrays(dataset.train, network, recipe.samples)
-    test = arrays(dataset.test, network)
-    scores: dict[str, list[Any]] = {"dptrain": [], "PyTorch": []}
-    progress = Progress()
-    try:
-        for seed in range(seeds):
-            progress.step(f"dptrain, seed {seed}")
-            ours = (train, test) if recipe.samples else dataset
-            scores["dptrain"].append(train_ours(network, ours, recipe, seed))
-            progress.step(f"PyTorch, seed {seed}")
-            scores["PyTorch"].append(train_torch(network, train, test, recipe, seed))
-    finally:
-        progress.close()
-    return scores
+@cache
+def sets() -> Mapping[str, Mapping[str, Any]]:
+    """Return the data sets of the file by name."""
+    return read_toml(FILE)
 
 
-def agree(scores: dict[str, list[Any]]) -> bool:
+def network_for(name: str, shape: Shape) -> Network:
+    """Return a network of dptrain, or ``resnet8``: the form of ``resnet20`` with n = 1."""
+    if name == "resnet8":
+        return small_resnet(name, (1, 1, 1), (16, 32, 64), "fc", 1e-4, shape, CLASSES)
+    return get_network(name, input_shape=None if name == "cifar" else shape, outputs=CLASSES)
+
+
+def recipes_of(name: str, networks: str | None, epochs: int, **how: Any) -> dict[str, Recipe]:
+    """Return the recipes of a comma-separated list of networks; all of a set by default.
+
+    Raises:
+        UserError: the set has no recipe of a network.
+    """
+    known = sets()[name]["networks"]
+    chosen = networks.split(",") if networks else list(known)
+    if unknown := [network for network in chosen if network not in known]:
+        raise UserError(f"no recipe of {unknown[0]!r} for {name}; expected {', '.join(known)}")
+    return {
+        each: Recipe(**{**known[each], "epochs": epochs or known[each]["epochs"]}, **how)
+        for each in chosen
+    }
+
+
+def data_of(name: str) -> str:
+    """Return the data specification of an installed set; raise `UserError` if there is none."""
+    data = str(sets()[name].get("data", ""))
+    kind, _, folder = data.partition(":")
+    if kind and (not folder or Path(folder).is_dir()):
+        return data
+    raise UserError(f"{name} is not installed; {sets()[name]['advice']}")
+
+
+def row(network: Network, program: str, recipe: Recipe, scores: Sequence[Score]) -> tuple[str, ...]:
+    """Return the row of a network, with the mean of at least three accuracies."""
+    accuracies = [score.accuracy for score in scores]
+    mean = mean_over_seeds(accuracies)
+    return (
+        network.name, program, f"{network.num_parameters:,}", str(recipe.epochs),
+        " ".join(f"{100 * value:.2f}" for value in accuracies),
+        f"{100 * mean.value:.2f} ± {100 * (mean.high - mean.value):.2f}",
+        recipe.published, f"{np.median([score.seconds for score in scores]):.0f}",
+    )  # fmt: skip
+
+
+def agree(ours: Sequence[Score], theirs: Sequence[Score]) -> bool:
     """Return whether the means differ by no more than the larger standard deviation."""
-    values = [np.array([s.accuracy for s in found]) for found in scores.values()]
+    values = [np.array([score.accuracy for score in found]) for found in (ours, theirs)]
     difference = abs(values[0].mean() - values[1].mean())
     return bool(difference <= max(v.std(ddof=1) for v in values))
 
 
-def table(scores: dict[str, list[Any]]) -> Table:
-    """Return the accuracies by seed, and their mean and standard deviation."""
-    rows = []
-    for name, found in scores.items():
-        accuracy: NDArray[np.float64] = np.array([100 * s.accuracy for s in found])
-        rows.append((
-            name, " ".join(f"{a:.2f}" for a in accuracy),
-            f"{accuracy.mean():.2f} ± {accuracy.std(ddof=1):.2f}",
-            f"{np.median([s.seconds for s in found]):.1f}",
-        ))  # fmt: skip
-    columns = ("program", "accuracies %", "mean ± standard deviation %", "seconds of a run")
-    return Table("Test accuracy", columns, tuple(rows))
+def measure(
+    network: Network, data: str, recipe: Recipe, *, seeds: int, samples: int, pytorch: bool
+) -> dict[str, list[Score]]:
+    """Train with every seed, by both programs in turn if `pytorch`; return scores by program.
 
-
-def publish(
-    kind: str, conditions: dict[str, Any], verdict: str, found: Table,
-    scores: dict[str, list[Score]], output: Path | None,
-) -> None:  # fmt: skip
-    """Print a report of accuracies, and write it and the scores to new files of a folder."""
-    text = document("Accuracy", conditions, verdict, [found])
-    click.echo(text)
-    if output is not None:
-        paths = new_files(output, kind, str(conditions["date"]))
-        listed = {name: [vars(s) for s in each] for name, each in scores.items()}
-        paths[0].write_text(json.dumps({"about": conditions, "scores": listed}, indent=1) + "\n")
-        paths[1].write_text(text)
+    Args:
+        network: the network.
+        data: data specification.
+        recipe: how it is trained.
+        seeds: number of seeds, which are 0, 1, ….
+        samples: training samples that are used, the first ones; 0 for all.
+        pytorch: also train with PyTorch.
+    """
+    scores: dict[str, list[Score]] = {"dptrain": [], **({"PyTorch": []} if pytorch else {})}
+    dataset, progress = open_data(data, network), Progress()
+    train, test = (arrays(part, network, count) if pytorch or samples else (None, None)
+                   for part, count in ((dataset.train, samples), (dataset.test, 0)))  # fmt: skip
+    try:
+        for seed in range(seeds):
+            for program, found in scores.items():
+                progress.step(f"{network.name}, {program}, seed {seed}")
+                if program == "PyTorch":
+                    found.append(train_torch(network, train, test, recipe, seed))
+                else:
+                    ours = (train, test) if samples else dataset
+                    found.append(train_ours(network, ours, recipe, seed))
+                progress.print(f"{network.name}, {program}, seed {seed}: {found[-1].accuracy:.2%}")
+    finally:
+        progress.close()
+    return scores
 
 
 def _gpu_name() -> str:
@@ -223,37 +273,49 @@ def _gpu_name() -> str:
 
 
 @click.command()
-@click.option("--network", default="resnet20", show_default=True, help="Network with class labels.")
-@click.option("--data", default="shapes", show_default=True, help="Data specification.")
-@click.option("--epochs", default=8, show_default=True, type=click.IntRange(1))
-@click.option("--batch-size", default=128, show_default=True, type=click.IntRange(1))
-@click.option("--learning-rate", default=0.1, show_default=True)
-@click.option("--momentum", default=0.9, show_default=True)
+@click.argument("name", type=click.Choice(SETS), metavar="|".join(SETS))
+@click.option("--data", help="Data specification.  [default: of the installed set]")
+@click.option("--networks", help="Comma-separated networks.  [default: all with a recipe]")
+@click.option("--epochs", default=0, type=click.IntRange(0), help="[default: from the recipe]")
 @click.option("--samples", default=0, help="Training samples.  [default: all]")
-@click.option("--seeds", default=5, show_default=True, type=click.IntRange(2))
+@click.option("--seeds", default=5, show_default=True, type=click.IntRange(3))
 @click.option("--backend", default="numba", show_default=True)
-@click.option("--precision", default="fp32", show_default=True)
+@click.option("--precision", help="[default: the backend's]")
+@click.option("--pytorch", is_flag=True, help="Also train with PyTorch.")
 @click.option("--output", type=click.Path(file_okay=False, path_type=Path),
               help="Folder of the result files.  [default: none]")  # fmt: skip
-def main(
-    network: str, data: str, seeds: int, output: Path | None, **options: Any
-) -> None:  # fmt: skip
-    """Compare the test accuracy of dptrain with PyTorch's over several seeds.
+def main(name: str, output: Path | None, **options: Any) -> None:
+    """Print test accuracies next to published ones, and to PyTorch's.
 
-    Exit status: 0 if they agree, 1 if they do not, 2 for bad options.
+    Exit status: 0; 1 if PyTorch's accuracy differs, 2 for bad options or data.
     """
+    how = {key: options[key] for key in ("networks", "epochs", "backend", "precision")}
+    given = {key: options[key] for key in ("seeds", "samples", "pytorch")}
+    rows, listed, verdicts, on_gpu = [], dict[str, Any](), list[bool](), False
     try:
-        graph, recipe = find_network(network), Recipe(**options)
-        scores = compare(graph, open_data(data, graph), recipe, seeds)
+        options["data"] = options["data"] or data_of(name)
+        for title, recipe in recipes_of(name, **how).items():
+            network = network_for(title, tuple(sets()[name]["shape"]))
+            scores = measure(network, options["data"], recipe, **given)
+            rows += [row(network, program, recipe, each) for program, each in scores.items()]
+            listed[title] = {k: [vars(score) for score in each] for k, each in scores.items()}
+            verdicts += [agree(*scores.values())] if options["pytorch"] else []
+            on_gpu = recipe.on_gpu
     except UserError as error:
         print(f"benchmarks.accuracy: {error}", file=sys.stderr)
         sys.exit(2)
-    found, right = table(scores), agree(scores)
-    verdict = "the accuracies agree" if right else "the accuracies differ"
-    gpu = _gpu_name() if recipe.on_gpu else "none"
-    conditions = about(gpu=gpu, network=network, data=data, seeds=seeds, **options)
-    publish("accuracy", conditions, verdict, found, scores, output)
-    sys.exit(0 if right else 1)
+    conditions = about(gpu=_gpu_name() if on_gpu else "none", set=name, **options)
+    verdict = "the settings were not tuned"
+    if verdicts:
+        verdict += f"\n{sum(verdicts)} of {len(verdicts)} networks agree with PyTorch"
+    text = document("Accuracy", conditions, verdict, [Table(name, COLUMNS, tuple(rows))])
+    click.echo(text)
+    if output is not None:
+        paths = new_files(output, f"accuracy-{name}", str(conditions["date"]))
+        content = {"about": conditions, "scores": listed}
+        paths[0].write_text(json.dumps(content, indent=1) + "\n")
+        paths[1].write_text(text)
+    sys.exit(0 if all(verdicts) else 1)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 import dptrain
 from benchmarks.batch import SEED, dropout_factors, random_batch
 from benchmarks.coarse_check import WrongResultError
-from benchmarks.programs.torch_network import LOSSES, fix_dropout, parameter_names, torch_network
+from benchmarks.programs.torch_network import LOSSES, TorchNetwork, fix_dropout, parameter_names
 from dptrain.network import BatchNorm2d, Conv2d, Dense, Network
 
 DRAWS = 2
@@ -215,7 +215,7 @@ def compute(
     noise: _Noise | None = None,
 ) -> dict[str, NDArray[Any]]:
     """Compute loss, output and gradients with PyTorch, in the dtype of parameters and inputs."""
-    modules = torch_network(network, parameters)
+    modules = TorchNetwork(network, parameters)
     factors = dropout_factors(network, len(x))
     fix_dropout(modules, network, {name: torch.from_numpy(f) for name, f in factors.items()})
     inputs = torch.from_numpy(x).to(device)

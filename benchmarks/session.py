@@ -7,13 +7,13 @@ import math
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.coarse_check import WrongResultError, require_agreement
+from benchmarks.coarse_check import COARSE, WrongResultError, require_agreement
 from benchmarks.machine import load
 from benchmarks.node.mpi import Mpi
 from benchmarks.node.rounds import Entry
@@ -227,15 +227,15 @@ class Session:
         ours: Mapping[str, Any],
         theirs: Mapping[str, Any],
         peer: str,
-        flips: Callable[[], Sequence[Any] | None] | None = None,
+        allowed: float = COARSE,
     ) -> bool:
         """Return whether results agree with dptrain's; note it if they do not.
 
-        `flips` is passed to `require_agreement`.
+        `allowed` is passed to `require_agreement`.
         """
 
         def check() -> None:
-            share = require_agreement(case, ours, theirs, peer, flips)
+            share = require_agreement(case, ours, theirs, peer, allowed)
             self.report.checks[f"{case}, {peer}"] = share
 
         return self.accept(check)

@@ -11,7 +11,6 @@ accuracy over the splits, with their standard errors.
 
 from __future__ import annotations
 
-import argparse
 import csv
 import math
 import tempfile
@@ -20,9 +19,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import click
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.flags import flags
 from dptrain import Trainer
 
 DATA = ("diabetes", "wine", "breast_cancer", "digits")
@@ -80,23 +81,22 @@ def theirs(split: Split, predicts_values: bool, seed: int) -> tuple[float, float
     return float(perceptron_score), float(linear_score)
 
 
-def main() -> None:
-    """Print a row for each data set."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("data", nargs="*", default=DATA, help=", ".join(DATA))
-    parser.add_argument("--splits", type=int, default=20)
-    options = parser.parse_args()
+@click.command()
+@flags(splits=20)
+@click.argument("data", nargs=-1)
+def main(splits: int, data: tuple[str, ...]) -> None:
+    """Print a row for each data set: diabetes, wine, breast_cancer, digits."""
     print(f"{'data':14} {'dptrain':>15} {'MLP':>15} {'linear':>15}")
-    for name in options.data:
+    for name in data or DATA:
         scores = []
-        for split in range(options.splits):
+        for split in range(splits):
             divided, y = load(name, split)
             predicts_values = len(np.unique(y)) > 20
             with tempfile.TemporaryDirectory() as folder:
                 own = ours(divided, predicts_values, split, Path(folder))
             scores.append((own, *theirs(divided, predicts_values, split)))
         columns = np.array(scores).T
-        error = columns.std(axis=1, ddof=min(1, options.splits - 1)) / math.sqrt(options.splits)
+        error = columns.std(axis=1, ddof=min(1, splits - 1)) / math.sqrt(splits)
         cells = (f"{m:.4f} ± {e:.4f}" for m, e in zip(columns.mean(axis=1), error, strict=True))
         print(f"{name:14} {'  '.join(cells)}", flush=True)
 

@@ -194,7 +194,7 @@ def threads_table(rows: Rows) -> Table:
 DDP_MODES = ("PyTorch DDP eager", "PyTorch DDP channels_last")
 
 
-def ranks_table(title: str, rows: Rows) -> Table:
+def ranks_table(rows: Rows) -> Table:
     """Return the steps and efficiencies of ranks on CPUs by case."""
     lines = []
     for here in rows.cases("network", "scaling", "samples", "ranks"):
@@ -222,7 +222,7 @@ def ranks_table(title: str, rows: Rows) -> Table:
             "PyTorch DDP": time_of(ddp, wall=True),
             "its efficiency": text_of(wall_ratio(ddp_alone, ddp, factor)),
         })  # fmt: skip
-    title = f"{title}: wall time divided by steps, median (quartiles)"
+    title = "Ranks with one thread each: wall time divided by steps, median (quartiles)"
     return plain_table(title, lines, {name: _fact(name) for name in (lines[0] if lines else ())})
 
 
@@ -305,16 +305,14 @@ ERRORS = {
     "error": lambda row: f"{row['error']:.2e}",
 }
 
-PROCESSES = {**CASE, "program": _fact("program"), "peak memory": _memory}
-
 
 def tables_of(report: Report) -> list[Table]:
-    """Return the tables of all sections: the summary first, the targets last.
+    """Return the tables of all sections, after a summary of the speedups.
 
     Sections of earlier versions, which are unknown, have none.
     """
-    kind, found = report.kind, figures(report)
-    tables = [_summary(found)]
+    kind = report.kind
+    tables = [_summary(figures(report))]
     for section, rows in report.sections().items():
         make = SECTIONS.get(f"{kind} {section}")
         if make is not None:
@@ -328,16 +326,13 @@ def tables_of(report: Report) -> list[Table]:
         ]
         if rows.where(program=COPIES):
             tables.append(threads_table(rows))
-    tables.append(_figures_table(found))
     return [table for table in tables if table.rows]
 
 
 SECTIONS: Mapping[str, Callable[[Rows], Table]] = {
-    "cpu ranks": lambda rows: ranks_table("Ranks with one thread each", rows),
-    "cpu two-cores": lambda rows: ranks_table("Ranks on two cores", rows),
+    "cpu ranks": ranks_table,
     "cpu sums": sums_table,
     "cpu shards": shards_table,
-    "cpu memory": lambda rows: plain_table("Peak memory of a process", rows, PROCESSES),
     "gpu data": lambda rows: plain_table("Training on cached images", rows, DATA),
     "gpu streams": lambda rows: plain_table("Training on streamed images", rows, DATA),
     "gpu ranks": lambda rows: plain_table("Several GPUs: a step", rows, GPU_RANKS),
@@ -346,28 +341,20 @@ SECTIONS: Mapping[str, Callable[[Rows], Table]] = {
 
 
 def _summary(found: Mapping[str, Sequence[Figure]]) -> Table:
-    """Return for each quantity the range, and the case that is farthest from the target."""
+    """Return for each target the range, and the case that is farthest from it."""
     lines = []
     for section, of_section in found.items():
-        for quantity, bound in dict.fromkeys((f.quantity, f.bound) for f in of_section):
-            group = [f for f in of_section if (f.quantity, f.bound) == (quantity, bound)]
-            worst = min(group, key=lambda f: f.target.share(f.value.value))
-            values = [f.value.value for f in group]
+        for bound in dict.fromkeys(figure.bound for figure in of_section):
+            group = [figure for figure in of_section if figure.bound == bound]
+            worst = min(group, key=lambda figure: figure.value.value)
+            values = [figure.value.value for figure in group]
             lines.append((
-                f"{section}: {quantity}", f"{min(values):.2f}–{max(values):.2f}", bound,
-                f"{sum(f.reached for f in group)} of {len(group)}",
+                section, f"{min(values):.2f}–{max(values):.2f}", bound,
+                f"{sum(figure.reached for figure in group)} of {len(group)}",
                 f"{worst.case} ({worst.value.value:.2f})",
             ))  # fmt: skip
-    columns = ("figure", "lowest–highest", "target", "reached", "farthest from it")
+    columns = ("section", "times faster than the best peer", "target", "reached", "least")
     return Table("Summary", columns, tuple(lines))
-
-
-def _figures_table(found: Mapping[str, Sequence[Figure]]) -> Table:
-    rows = tuple(
-        (f.case, f.quantity, text_of(f.value), f.bound, f.target.verdict(f.value.value))
-        for f in chain.from_iterable(found.values())
-    )
-    return Table("Targets", ("case", "figure", "median (quartiles)", "target", ""), rows)
 
 
 def headline(report: Report) -> str:

@@ -35,6 +35,20 @@ def fixed(value: float, decimals: int) -> str:
     return text.replace(",", THOUSANDS_SEPARATOR)
 
 
+def value_text(value: object) -> str:
+    """Return a setting as a person writes it; ``none`` for None and an empty text.
+
+    Example:
+        >>> [value_text(value) for value in (True, 1e-05, 1000, 0.25, "cosine", "")]
+        ['on', '1e-05', '1000', '0.25', 'cosine', 'none']
+    """
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, float):
+        return f"{value:g}"
+    return "none" if value is None or value == "" else str(value)
+
+
 def short(value: float, *, digits: int = 3) -> str:
     """Return a number with `digits` significant digits: ``0.912``, ``12.3``, ``4 567``."""
     return fixed(value, decimals_for([value], digits=digits, most=6))

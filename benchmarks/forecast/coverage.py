@@ -191,78 +191,33 @@ def count_given(
     return dict(given)
 
 
-@dataclass(frozen=True)
-class Share:
-    """A part of the forecasts.
+def summary(found: Sequence[Checked]) -> str:
+    """Return how many forecasts are given, how often they contain the truth, and how wide they are.
 
-    Attributes:
-        count: number of forecasts.
-        inside: number of those whose interval contains the truth.
-        half_width: median of half the width of their intervals of the efficiency; NaN for none.
-        relative: median of half the width over the efficiency.
+    The median half-width of those that are given is in points of the efficiency; that of all, also
+    those that are too wide to be given, is a share of it.
     """
-
-    count: int
-    inside: int
-    half_width: float
-    relative: float
-
-    @classmethod
-    def of(cls, found: Sequence[Checked]) -> Share:
-        """Return the share of forecasts that are possible."""
-        known = [(each, each.predicted) for each in found if each.predicted is not None]
-        return cls(
-            len(known),
-            sum(each.holds for each, _ in known),
-            _median([(at.high - at.low) / 2 for _, at in known]),
-            _median([(at.high - at.low) / (2 * at.efficiency) for _, at in known]),
-        )
-
-    def __str__(self) -> str:
-        if not self.count:
-            return "none"
-        return (
-            f"{self.count}, {self.inside / self.count:.1%} of them contain the truth, median "
-            f"half-width {100 * self.half_width:.1f} points"
-        )
+    known = [(each, each.predicted) for each in found if each.predicted is not None]
+    if not known:
+        return f"no forecast is possible ({len(found)} replications)"
+    given = [(each, at) for each, at in known if each.is_given]
+    close = [(each, at) for each, at in given if not each.is_wide]
+    widths = [(at.high - at.low) / (2 * at.efficiency) for _, at in known]
+    return (
+        f"given {len(given) / len(found):.0%} of {len(found)}: {_covered(given)}; not wide: "
+        f"{_covered(close)}; {sum(each.holds for each, _ in known) / len(known):.1%} of all "
+        f"{len(known)}, median half-width {np.median(widths):.1%} of the efficiency"
+    )
 
 
-@dataclass(frozen=True)
-class Summary:
-    """Forecasts of one case, or of several, for one number of ranks.
-
-    Attributes:
-        count: number of all replications.
-        given: forecasts that `dptrain scale` prints.
-        close: those of them that it does not call wide.
-        possible: those that it prints, and those whose intervals are too wide.
-    """
-
-    count: int
-    given: Share
-    close: Share
-    possible: Share
-
-    @classmethod
-    def of(cls, found: Sequence[Checked]) -> Summary:
-        """Return the summary of forecasts."""
-        given = [each for each in found if each.is_given]
-        close = [each for each in given if not each.is_wide]
-        return cls(len(found), Share.of(given), Share.of(close), Share.of(found))
-
-    def __str__(self) -> str:
-        possible = self.possible
-        if not possible.count:
-            return f"no forecast is possible ({self.count} replications)"
-        return (
-            f"given {self.given.count / self.count:.0%} of {self.count}: {self.given}; not wide: "
-            f"{self.close}; {possible.inside / possible.count:.1%} of all {possible.count}, "
-            f"median half-width {possible.relative:.1%} of the efficiency"
-        )
-
-
-def _median(values: list[float]) -> float:
-    return float(np.median(values)) if values else float("nan")
+def _covered(found: Sequence[tuple[Checked, Predicted]]) -> str:
+    if not found:
+        return "none"
+    width = float(np.median([(at.high - at.low) / 2 for _, at in found]))
+    return (
+        f"{len(found)}, {sum(each.holds for each, _ in found) / len(found):.1%} of them contain "
+        f"the truth, median half-width {100 * width:.1f} points"
+    )
 
 
 @click.command()
@@ -276,7 +231,7 @@ def main(cases: str, replications: int, each: bool, causes: bool, on_node: bool)
     if on_node:
         first, last = NODES[cases]
         for name, found_there in check_node(first, last).items():
-            click.echo(f"{name}: {Summary.of(found_there)}")
+            click.echo(f"{name}: {summary(found_there)}")
         return
     chosen = {"held-back": (False,), "tuned": (True,), "all": (False, True)}[cases]
     truths = [case for number, case in read_truths().items() if (number < TUNED) in chosen]
@@ -292,14 +247,12 @@ def main(cases: str, replications: int, each: bool, causes: bool, on_node: bool)
         found += new
         for ranks in sorted({one.ranks for one in new}) if each else ():
             at = [one for one in new if one.ranks == ranks]
-            click.echo(f"case {case['case']} {ranks} ranks, {at[0].truth:.3f}: {Summary.of(at)}")
+            click.echo(f"case {case['case']} {ranks} ranks, {at[0].truth:.3f}: {summary(at)}")
     excluded = {case["case"] for case in truths if case["parameters"].get("backbone")}
     for name, is_excluded in (("saturating networks", True), ("other networks", False)):
         for ranks in sorted({one.ranks for one in found}):
             at = [o for o in found if o.ranks == ranks and (o.case in excluded) == is_excluded]
-            click.echo(
-                f"{name}, {len({o.case for o in at})} cases, {ranks} ranks: {Summary.of(at)}"
-            )
+            click.echo(f"{name}, {len({o.case for o in at})} cases, {ranks} ranks: {summary(at)}")
 
 
 if __name__ == "__main__":

@@ -1,50 +1,84 @@
-"""Compile the kernels of steps in processes of their own, before the steps are needed.
+"""Compile the kernels of replicas in processes of their own, before they are needed.
 
-    python -m benchmarks.gpu.compiling NETWORK,BATCH,BACKEND,PRECISION …
+    python -m benchmarks.gpu.compiling NETWORK:BACKEND:BATCH:PRECISION:OPTIMIZER:FORM …
 
 A step of a network compiles for seconds, in which the GPU is idle. Meanwhile the benchmark starts
 PyTorch and computes references. The kernels reach it through the project's cache on disk; a kernel
-that it needs first is compiled once, by whichever process begins.
+that it needs first is compiled once, by whichever process begins. FORM is ``step``, ``unfused`` (a
+step without fused layers), ``forward`` or ``layers`` (inference with each layer alone).
 """
 
 from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
 from benchmarks.outside import find_network
+from dptrain.backends import load_backend
+from dptrain.backends.replica import Replica
 from dptrain.network import Network
+from dptrain.network.biases import separate_biases
+from dptrain.plan.optimizers import make_optimizer
+from dptrain.plan.plan import make_plan
 
 COMPILED = "cuda"
 """Backend whose steps compile in other processes. cudnn times engines when it builds a step, which
 other processes on the same GPU would disturb, and keeps the selection."""
 
 
-class StepCase(NamedTuple):
-    """A training step that will be measured."""
+STEP, UNFUSED, FORWARD, LAYERS = "step", "unfused", "forward", "layers"
+
+
+class Request(NamedTuple):
+    """A replica that will be needed."""
 
     network: str
-    batch_size: int
-    backend: str
-    precision: str
+    backend: str = COMPILED
+    batch: int = 32
+    precision: str = "fp32"
+    optimizer: str = "sgd"
+    form: str = STEP
+
+    def __str__(self) -> str:
+        return ":".join(map(str, self))
+
+    @classmethod
+    def parse(cls, text: str) -> Request:
+        """Return the request that `str` made `text` of."""
+        network, backend, batch, *rest = text.rsplit(":", 5)
+        return cls(network, backend, int(batch), *rest)
+
+
+def make(
+    request: Request, threads: int = 1, find: Callable[[str], Network] = find_network
+) -> Replica:
+    """Return the replica of a request, whose network `find` knows."""
+    backend, network = load_backend(request.backend), find(request.network)
+    backend.choose_device(0)
+    plan = make_plan(
+        separate_biases(network) if request.form == LAYERS else network, backend, request.batch,
+        precision=request.precision, optimizer=make_optimizer(request.optimizer, momentum=0.0),
+        training=request.form in (STEP, UNFUSED), threads=threads,
+        fused=request.form in (STEP, FORWARD),
+    )  # fmt: skip
+    return backend.make_replica(plan)
 
 
 @contextmanager
-def compiling(cases: Iterable[StepCase]) -> Iterator[None]:
+def compiling(cases: Iterable[Request]) -> Iterator[None]:
     """Compile kernels during the context, and wait for the rest at its end.
 
     There is one process for each precision, which share the work. What they cannot
     compile, the benchmark tries again and reports.
     """
-    by_process: dict[str, list[StepCase]] = {}
+    by_process: dict[str, list[str]] = {}
     for case in cases:
         if case.backend == COMPILED:
-            by_process.setdefault(case.precision, []).append(case)
-    words = [[",".join(map(str, case)) for case in part] for part in by_process.values()]
-    with running("benchmarks.gpu.compiling", words):
+            by_process.setdefault(case.precision, []).append(str(case))
+    with running("benchmarks.gpu.compiling", by_process.values()):
         yield
 
 
@@ -84,15 +118,12 @@ def known_networks(networks: Iterable[Network]) -> set[str]:
     return found
 
 
-def main(words: Sequence[str]) -> None:
-    """Build the steps of `words`, which compiles what the cache lacks."""
-    from benchmarks.gpu.ours import Step
-
-    for word in words:
-        name, batch_size, backend, precision = word.split(",")
-        # For example, memory does not suffice. The benchmark reports what it cannot measure.
+def main(texts: Sequence[str], find: Callable[[str], Network] = find_network) -> None:
+    """Make replicas, which compiles what the cache lacks."""
+    for text in texts:
+        # What fails here fails again when it is measured, and is reported then.
         with suppress(Exception):
-            Step(find_network(name), backend, precision, int(batch_size))
+            make(Request.parse(text), find=find)
 
 
 if __name__ == "__main__":

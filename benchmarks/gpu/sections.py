@@ -9,7 +9,7 @@ from benchmarks.batch import random_batch
 from benchmarks.gpu import precision as precision_module
 from benchmarks.gpu import ranks
 from benchmarks.gpu.cases import GpuRun, measure_case
-from benchmarks.gpu.compiling import StepCase, compiling, known_networks
+from benchmarks.gpu.compiling import Request, compiling, known_networks
 from benchmarks.gpu.data import IMAGES, bare_step_us, generated_images, images_file, train_epochs
 from benchmarks.gpu.streaming import (
     DECODED,
@@ -30,7 +30,7 @@ FAST = ("tf32", "bf16")
 SET = ("model0", "model1", "model2", "cifar", "solar")
 CASES: Mapping[str, Cases] = {
     "training": Cases(SET, (32, 256, 2048), FAST, (32,)),
-    "shapes": Cases((*OUTSIDE, PERCEPTRON.name), (32, 512), FAST, (32,)),
+    "shapes": Cases((*OUTSIDE, PERCEPTRON), (32, 512), FAST, (32,)),
     # ResNet-50 needs ``--networks resnet50 --batches 64``.
     "residual": Cases(("resnet20", "resnet18-cifar"), (128, 1024), PRECISIONS),
     "fp32": Cases(("model2", "cifar", "vgg"), (32, 256)),
@@ -80,7 +80,7 @@ def prepare(run: GpuRun) -> None:
             found |= {(network.name, n, precision): network for precision in cases.precisions}
     known = known_networks(found.values())
     steps = [
-        StepCase(name, n, backend, precision)
+        Request(name, backend, n, precision)
         for name, n, precision in found for backend in run.machine.backends if name in known
     ]  # fmt: skip
     with compiling(steps):

@@ -25,7 +25,6 @@ from benchmarks.ladder.layer import Layer, Numbers, bound, error, exact, layer_o
 from benchmarks.ladder.rungs import Rung
 from benchmarks.timing import HostProgram, measure
 from dptrain.errors import UserError
-from dptrain.plan.lowering import Phase
 
 LAYERS = ("model0:conv2", "study-a-larger:conv2")
 ROUNDS, BLOCK_S = 15, 0.05
@@ -131,10 +130,10 @@ def measure_rungs(
         median (``median_ms``), GFLOP/s and bytes of the im2col matrix (``extra_bytes``).
     """
     numbers = Numbers.of(layer)
-    wanted, found = exact(layer, numbers, Phase.FORWARD), rungs(layer, numbers)
+    wanted, found = exact(layer, numbers), rungs(layer, numbers)
     for rung in found:
         rung.start()
-        off, most = error(rung.result(), wanted), bound(layer, Phase.FORWARD, wanted.size)
+        off, most = error(rung.result(), wanted), bound(layer)
         if off > most:
             raise WrongResultError(f"{rung.name}: {off:.1e} from float64, more than {most:.1e}")
     programs = {rung.name: HostProgram(rung.start) for rung in found}

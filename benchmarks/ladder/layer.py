@@ -11,12 +11,6 @@ from numpy.typing import NDArray
 from dptrain.errors import UserError
 from dptrain.network import get_network
 from dptrain.network.layers import Conv2d
-from dptrain.plan.lowering import Phase
-
-DIRECTIONS = {
-    "forward": Phase.FORWARD, "weights": Phase.BACKWARD_WEIGHT, "input": Phase.BACKWARD_INPUT,
-}  # fmt: skip
-"""Directions by name: the output, or the gradient with respect to weights or input."""
 
 
 @dataclass(frozen=True)
@@ -56,26 +50,17 @@ class Layer:
 
     @property
     def flops(self) -> int:
-        """Floating-point operations for all images, two per multiply-add, in any direction."""
+        """Floating-point operations for all images, two per multiply-add."""
         return 2 * self.samples * self.filters * self.pixels * self.terms
-
-    def most_terms(self, direction: Phase) -> int:
-        """Return the number of products in the longest sum of a direction."""
-        if direction is Phase.FORWARD:
-            return self.terms
-        if direction is Phase.BACKWARD_WEIGHT:
-            return self.samples * self.pixels
-        return self.filters * math.ceil(self.kernel / self.stride) ** 2
 
 
 @dataclass(frozen=True)
 class Numbers:
-    """Arrays of a layer: x (N, C, H, W), w (K, C, R, S), b (K,) and dy (N, K, Ho, Wo)."""
+    """Arrays of a layer: x (N, C, H, W), w (K, C, R, S) and b (K,)."""
 
     x: NDArray[np.float32]
     w: NDArray[np.float32]
     b: NDArray[np.float32]
-    dy: NDArray[np.float32]
 
     @classmethod
     def of(cls, layer: Layer) -> Numbers:
@@ -83,26 +68,16 @@ class Numbers:
         random = np.random.default_rng(0)
         images = layer.samples, layer.channels, layer.height, layer.width
         filters = layer.filters, layer.channels, layer.kernel, layer.kernel
-        shapes = images, filters, (layer.filters,), (layer.samples, layer.filters, *layer.out)
+        shapes = images, filters, (layer.filters,)
         return cls(*(random.standard_normal(shape, dtype=np.float32) for shape in shapes))
 
 
-def exact(layer: Layer, numbers: Numbers, direction: Phase) -> NDArray[np.float64]:
-    """Return y (N, K, Ho, Wo), dw (K, C, R, S) or dx (N, C, H, W) in float64."""
+def exact(layer: Layer, numbers: Numbers) -> NDArray[np.float64]:
+    """Return y (N, K, Ho, Wo) in float64."""
     p, step, size = layer.padding, layer.stride, layer.kernel
     x = np.pad(numbers.x.astype(np.float64), ((0, 0), (0, 0), (p, p), (p, p)))
-    if direction is Phase.BACKWARD_INPUT:
-        down, across = (step * (length - 1) + 1 for length in layer.out)
-        dx = np.zeros_like(x)
-        for r, s in np.ndindex(size, size):
-            part = np.einsum("nkhw,kc->nchw", numbers.dy, numbers.w[:, :, r, s], dtype=np.float64)
-            dx[:, :, r : r + down : step, s : s + across : step] += part
-        return dx[:, :, p : p + layer.height, p : p + layer.width]
     windows = np.lib.stride_tricks.sliding_window_view(x, (size, size), (2, 3))
-    seen = windows[:, :, ::step, ::step]
-    if direction is Phase.BACKWARD_WEIGHT:
-        return np.asarray(np.einsum("nchwrs,nkhw->kcrs", seen, numbers.dy, optimize=True))
-    y = np.einsum("nchwrs,kcrs->nkhw", seen, numbers.w, optimize=True)
+    y = np.einsum("nchwrs,kcrs->nkhw", windows[:, :, ::step, ::step], numbers.w, optimize=True)
     return np.asarray(y + numbers.b[:, None, None])
 
 
@@ -114,25 +89,22 @@ def error(found: NDArray[np.float32], wanted: NDArray[np.float64]) -> float:
 ROUNDING = {"fp32": 2.0**-24, "tf32": 2.0**-11, "bf16": 2.0**-8}
 
 
-def bound(layer: Layer, direction: Phase, size: int, precision: str = "fp32") -> float:
+def bound(layer: Layer, precision: str = "fp32") -> float:
     """Return an upper bound of `error` for a correct result.
 
     The error of a sum of T products in any order is at most (T + 1) roundings of the sum of their
-    magnitudes. For normally distributed operands this sum is about 0.64 · T, and sums of T′
-    products on average have a root mean square of about √T′. Operands in TF32 and bfloat16 are
-    rounded as well, and so are results in bfloat16.
+    magnitudes. For normally distributed operands this sum is about 0.64 · T, and sums of T products
+    have a root mean square of about √T. Operands in TF32 and bfloat16 are rounded as well, and so
+    are results in bfloat16.
     Source: Higham, "Accuracy and stability of numerical algorithms", 2002, section 3.1.
 
     Args:
-        layer, direction: the computation.
-        size: number of elements of the result.
+        layer: the computation.
         precision: precision of the operands.
     """
-    most = layer.most_terms(direction)
-    mean = min(layer.flops / 2 / size, most)
-    sums = (most + 1) * ROUNDING["fp32"]
+    sums = (layer.terms + 1) * ROUNDING["fp32"]
     factors = 0.0 if precision == "fp32" else 3 * ROUNDING[precision]
-    return (sums + factors) * most / math.sqrt(mean)
+    return (sums + factors) * math.sqrt(layer.terms)
 
 
 def layer_of(name: str, samples: int) -> Layer:

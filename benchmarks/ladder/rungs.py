@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from benchmarks.ladder.layer import Layer, Numbers
 from dptrain.backends.cuda.dense.gemm_tiles import ceil_div
 from dptrain.backends.cuda.device.device import Array, Device, Function
-from dptrain.plan.lowering import Phase
 
 FOLDER = Path(__file__).parent
 """Folder of the CUDA sources."""
@@ -21,8 +20,6 @@ FOLDER = Path(__file__).parent
 TILE = 16
 BLOCK = 256
 """Threads of a one-dimensional block."""
-ENOUGH_BLOCKS = 1024
-"""Number of blocks that occupies all multiprocessors of a large GPU."""
 
 SQUARE = (TILE, TILE, 1)
 ROW = (BLOCK, 1, 1)
@@ -35,8 +32,7 @@ class Rung:
     Attributes:
         name: name of the rung.
         start: enqueues the computation.
-        result: returns the result of the last `start`: y (N, K, Ho, Wo), dw (K, C, R, S) or
-            dx (N, C, H, W).
+        result: returns the result of the last `start`, y (N, K, Ho, Wo).
         extra_bytes: memory in addition to inputs and result.
     """
 
@@ -46,40 +42,23 @@ class Rung:
     extra_bytes: int = 0
 
 
-def rungs(
-    device: Device, layer: Layer, numbers: Numbers, direction: Phase, folder: str = f"{FOLDER}/"
-) -> list[Rung]:
-    """Return the rungs of a direction, the simplest first.
+def rungs(device: Device, layer: Layer, numbers: Numbers, folder: str = f"{FOLDER}/") -> list[Rung]:
+    """Return the rungs, the simplest first.
 
     Args:
         device: device that computes.
         layer, numbers: layer and its arrays.
-        direction: forward, or the gradient with respect to weights or input.
         folder: prefix of the source files, as passed to `Device.function`.
     """
     builder = _Rungs(device, layer, numbers, folder)
-    if direction is Phase.FORWARD:
-        return [
-            builder.direct("direct, by image", 1),
-            builder.direct("direct", layer.samples),
-            builder.forward("one block", "one_block.cu", (1, 1, 1), (1024, 1, 1)),
-            builder.forward("one block, tiles", "one_block_tiles.cu", (1, 1, 1), SQUARE),
-            builder.forward("many blocks", "many_blocks.cu", builder.maps, SQUARE),
-            builder.forward("shared tiles", "shared_tiles.cu", builder.maps, SQUARE),
-            builder.implicit(),
-        ]
-    if direction is Phase.BACKWARD_WEIGHT:
-        wide, high, _ = builder.filters
-        return [
-            builder.backward_weight("many blocks", "weights_many_blocks.cu"),
-            builder.backward_weight("shared tiles", "weights_shared_tiles.cu"),
-            builder.implicit_backward_weight("implicit", 1),
-            builder.implicit_backward_weight("split-K", ceil_div(ENOUGH_BLOCKS, wide * high)),
-        ]
     return [
-        builder.backward_input("many blocks", "input_many_blocks.cu"),
-        builder.backward_input("shared tiles", "input_shared_tiles.cu"),
-        builder.implicit_backward_input(),
+        builder.direct("direct, by image", 1),
+        builder.direct("direct", layer.samples),
+        builder.forward("one block", "one_block.cu", (1, 1, 1), (1024, 1, 1)),
+        builder.forward("one block, tiles", "one_block_tiles.cu", (1, 1, 1), SQUARE),
+        builder.forward("many blocks", "many_blocks.cu", builder.maps, SQUARE),
+        builder.forward("shared tiles", "shared_tiles.cu", builder.maps, SQUARE),
+        builder.implicit(),
     ]
 
 
@@ -88,16 +67,13 @@ class _Rungs:
 
     Attributes:
         maps: grid over the output (K, Ho Wo) of one image.
-        filters: grid over the weights (K, C R S).
     """
 
     def __init__(self, device: Device, layer: Layer, numbers: Numbers, folder: str) -> None:
         self.device, self.layer, self.folder = device, layer, folder
-        self.x, self.w, self.b, self.dy = map(
-            self._uploaded, (numbers.x, numbers.w, numbers.b, numbers.dy)
-        )
+        self.x, self.w, self.b = map(self._uploaded, (numbers.x, numbers.w, numbers.b))
+        self.shape = layer.samples, layer.filters, *layer.out
         self.maps = ceil_div(layer.pixels, TILE), ceil_div(layer.filters, TILE), 1
-        self.filters = ceil_div(layer.terms, TILE), ceil_div(layer.filters, TILE), 1
         channels, height, width, *rest = layer.geometry
         self.geometry = _ints(channels, height, width, *rest)
         self.all_geometry = _ints(layer.samples, channels, height, width, layer.filters, *rest)
@@ -126,7 +102,7 @@ class _Rungs:
     ) -> Rung:
         """Return a rung that computes im2col and a product for each image."""
         layer, buffer = self.layer, self._buffer()
-        y = self.device.zeros(self.dy.shape, "float32")
+        y = self.device.zeros(self.shape, "float32")
         unroll, product = self._function("im2col.cu", "im2col"), self._function(file, "gemm_bias")
         sizes = _ints(layer.filters, layer.pixels, layer.terms)
         unroll_grid = ceil_div(layer.terms * layer.pixels, BLOCK), 1, 1
@@ -142,7 +118,7 @@ class _Rungs:
         """Return the direct convolution; a launch computes a number of images that divides all."""
         layer = self.layer
         y, function = (
-            self.device.zeros(self.dy.shape, "float32"),
+            self.device.zeros(self.shape, "float32"),
             self._function("direct.cu", "direct"),
         )
         geometry = [np.int32(images), *self.all_geometry[1:]]
@@ -157,70 +133,11 @@ class _Rungs:
     def implicit(self) -> Rung:
         """Return the implicit GEMM, one launch for all images."""
         layer = self.layer
-        y = self.device.zeros(self.dy.shape, "float32")
+        y = self.device.zeros(self.shape, "float32")
         function = self._function("implicit.cu", "conv2d_forward")
         grid = ceil_div(layer.samples * layer.pixels, TILE), ceil_div(layer.filters, TILE), 1
         args = [self.x, self.w, self.b, y, *self.all_geometry]
         return self._rung("implicit", lambda: function(grid, SQUARE, args), y)
-
-    def backward_weight(self, name: str, file: str) -> Rung:
-        """Return a rung that computes im2col and a product for each image, and accumulates dw."""
-        layer, buffer = self.layer, self._buffer()
-        dw = self.device.zeros(self.w.shape, "float32")
-        unroll, product = self._function("im2col.cu", "im2col"), self._function(file, "gemm_nt")
-        sizes = _ints(layer.filters, layer.terms, layer.pixels)
-        unroll_grid = ceil_div(layer.terms * layer.pixels, BLOCK), 1, 1
-
-        def start() -> None:
-            for n in range(layer.samples):
-                unroll(unroll_grid, ROW, [self.x[n], buffer, *self.geometry])
-                product(self.filters, SQUARE, [self.dy[n], buffer, dw, *sizes, np.int32(n > 0)])
-
-        return self._rung(name, start, dw, buffer)
-
-    def implicit_backward_weight(self, name: str, parts: int) -> Rung:
-        """Return the implicit GEMM, with a second launch that reduces `parts` splits of the sum."""
-        dw = self.device.zeros(self.w.shape, "float32")
-        function = self._function("weights_implicit.cu", "conv2d_backward_weight")
-        partial = dw if parts == 1 else self.device.zeros((parts, dw.size), "float32")
-        args = [self.x, self.dy, partial, *self.all_geometry]
-        grid = (*self.filters[:2], parts)
-        if parts == 1:
-            return self._rung(name, lambda: function(grid, SQUARE, args), dw)
-        add = self._function("split_k_reduce.cu", "split_k_reduce")
-        add_args = [partial, dw, *_ints(parts, dw.size)]
-
-        def start() -> None:
-            function(grid, SQUARE, args)
-            add((ceil_div(dw.size, BLOCK), 1, 1), ROW, add_args)
-
-        return self._rung(name, start, dw, partial)
-
-    def backward_input(self, name: str, file: str) -> Rung:
-        """Return a rung that computes a product and col2im for each image."""
-        layer, buffer = self.layer, self._buffer()
-        dx = self.device.zeros(self.x.shape, "float32")
-        product, gather = self._function(file, "gemm_tn"), self._function("col2im.cu", "col2im")
-        sizes = _ints(layer.terms, layer.pixels, layer.filters)
-        grid = ceil_div(layer.pixels, TILE), ceil_div(layer.terms, TILE), 1
-        gather_grid = ceil_div(layer.channels * layer.height * layer.width, BLOCK), 1, 1
-
-        def start() -> None:
-            for n in range(layer.samples):
-                product(grid, SQUARE, [self.w, self.dy[n], buffer, *sizes])
-                gather(gather_grid, ROW, [buffer, dx[n], *self.geometry])
-
-        return self._rung(name, start, dx, buffer)
-
-    def implicit_backward_input(self) -> Rung:
-        """Return the implicit GEMM, one launch for all images."""
-        layer = self.layer
-        dx = self.device.zeros(self.x.shape, "float32")
-        function = self._function("input_implicit.cu", "conv2d_backward_input")
-        pixels = layer.samples * layer.height * layer.width
-        grid = ceil_div(pixels, TILE), ceil_div(layer.channels, TILE), 1
-        args = [self.w, self.dy, dx, *self.all_geometry]
-        return self._rung("implicit", lambda: function(grid, SQUARE, args), dx)
 
 
 def _ints(*values: int) -> list[np.int32]:

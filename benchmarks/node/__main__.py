@@ -18,10 +18,10 @@ import click
 from benchmarks.command import Plan, checked, numbers, options, run, split
 from benchmarks.machine import about
 from benchmarks.node.mpi import find_mpis
-from benchmarks.node.ranks import measure_ranks, measure_two_cores
+from benchmarks.node.ranks import measure_ranks
 from benchmarks.node.shards import measure_shards
 from benchmarks.node.steps import SECTIONS as STEPS
-from benchmarks.node.steps import measure_memory, measure_steps
+from benchmarks.node.steps import measure_steps
 from benchmarks.node.sums import measure_sums
 from benchmarks.session import Session, Settings
 from dptrain.machine import own_cores
@@ -30,9 +30,7 @@ SECTIONS: Mapping[str, Callable[[Session], None]] = {
     **{name: partial(measure_steps, name) for name in STEPS},
     "ranks": measure_ranks,
     "sums": measure_sums,
-    "two-cores": measure_two_cores,
     "shards": measure_shards,
-    "memory": measure_memory,
 }
 QUICK_SECTIONS = ("threads", "outside", "inference")
 BLOCK_S, QUICK_BLOCK_S = 0.25, 0.1

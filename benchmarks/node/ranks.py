@@ -52,12 +52,6 @@ class Case:
 
 
 CASES = (Case("model0", "weak", 64), Case("cifar", "weak", 32), Case("model0", "strong", 256))
-TWO_CORES = (
-    (4, Case("model0", "weak", 8)),
-    (2, Case("model0", "strong", 32)),
-    (2, Case("model0", "weak", 128)),
-)
-"""Ranks and cases that are measured on two cores."""
 
 
 def measure_ranks(session: Session) -> None:
@@ -72,41 +66,23 @@ def measure_ranks(session: Session) -> None:
         copies = processes.copies(max(counts))
         for ranks in counts:
             if session.in_time(f"{ranks} ranks"):
-                _measure_count(session, processes, copies, ranks, cases, SECTION)
-
-
-def measure_two_cores(session: Session) -> None:
-    """Measure ranks on two cores, also more ranks than cores."""
-    section = "two-cores"
-    if not session.settings.mpis or len(session.settings.cores) < 2:
-        session.report.missing[section] = "no mpirun, or a single core"
-        return
-    with Processes(session.settings.cores[:2]) as processes:
-        copies = processes.copies(4)
-        for ranks, case in TWO_CORES:
-            if session.in_time(f"two cores, {case}"):
-                _measure_count(session, processes, copies, ranks, [case], section)
+                _measure_count(session, processes, copies, ranks, cases)
 
 
 def _measure_count(
-    session: Session,
-    processes: Processes,
-    copies: Team,
-    ranks: int,
-    cases: list[Case],
-    section: str,
+    session: Session, processes: Processes, copies: Team, ranks: int, cases: list[Case]
 ) -> None:
-    session.progress.step(f"{section}: starting {ranks} ranks")
+    session.progress.step(f"ranks: starting {ranks} ranks")
     mpi = session.settings.mpis[0]
     team = processes.ranks(mpi, ranks) if ranks > 1 else processes.single(1)
     torch = processes.copies(ranks)
     rendezvous = str(processes.temporary_file())
     for case in cases:
-        session.progress.step(f"{section}: {ranks} ranks, {case}")
+        session.progress.step(f"{ranks} ranks, {case}")
         entries = _build(session, processes, team, copies, case, ranks)
         entries |= _build_ddp(session, torch, case, ranks, rendezvous)
         session.measure(
-            section, entries, network=case.network, scaling=case.scaling, samples=case.samples,
+            SECTION, entries, network=case.network, scaling=case.scaling, samples=case.samples,
             ranks=ranks, mpi=mpi.name,
         )  # fmt: skip
     processes.stop(team)

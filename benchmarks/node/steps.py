@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from benchmarks.coarse_check import COARSE, allowed_in_updates
 from benchmarks.node.rounds import Entry
 from benchmarks.node.workers.processes import Processes, Team, load_results
-from benchmarks.node.workers.running import Results
 from benchmarks.outside import OUTSIDE, find_network
 from benchmarks.report import COPIES, OURS
 from benchmarks.session import Session
@@ -169,7 +169,7 @@ def _build(session: Session, processes: Processes, case: _Case) -> list[Entry]:
     for count, teams in case.teams.items():
         teams[OURS].build(case.key, f"dptrain {task}", specs[count], ours[count])
     entries = [_entry(teams[OURS], case.key, OURS, n) for n, teams in case.teams.items()]
-    flips = partial(_flips, case.network, case.batch) if task == "training" else None
+    allowed = COARSE if task == "inference" else allowed_in_updates(find_network(case.network))
     for name, (program, options) in case.peers.items():
         for count, teams in case.teams.items():
             key, spec = f"{case.key}/{name}", {**specs[count], **options}
@@ -177,42 +177,8 @@ def _build(session: Session, processes: Processes, case: _Case) -> list[Entry]:
         for count, teams in case.teams.items():
             team, what = teams[name.split()[0]], f"{case}, {count} threads"
             if session.end_build(team, name) and session.compare(
-                what, load_results(ours[count]), load_results(peers[count, name]), name, flips
+                what, load_results(ours[count]), load_results(peers[count, name]), name, allowed
             ):
                 key = f"{case.key}/{name}"
                 entries.append(_entry(team, key, name, count, f"threads {count}"))
     return entries
-
-
-def _flips(network: str, batch: int) -> list[Results] | None:
-    from benchmarks.kinks import update_flips
-
-    return update_flips(find_network(network), batch)
-
-
-MEMORY_CASES, MEMORY_BATCH, MEMORY_STEPS = ("model0", "cifar"), 128, 10
-
-
-def measure_memory(session: Session) -> None:
-    """Measure the peak memory of processes that only train.
-
-    Huge pages and memory that is kept make PyTorch faster but larger, so it runs without them.
-    """
-    programs = {
-        OURS: ("dptrain training", {}),
-        "PyTorch eager": ("PyTorch training", {"mode": "eager", "keeps_memory": False}),
-    }
-    cores = session.settings.cores[:1]
-    for network in session.networks(MEMORY_CASES):
-        for name, (program, options) in programs.items():
-            session.progress.step(f"memory of {network}: {name}")
-            spec = {"network": network, "batch": MEMORY_BATCH, "threads": 1, **options}
-            with Processes(cores, THP_MEM_ALLOC_ENABLE="0") as processes:
-                team = processes.single(1)
-                if session.build(team, name, program, spec, name=name):
-                    team.run(name, MEMORY_STEPS)
-                    [found] = team.details(name)
-                    session.add(
-                        "memory", None, network=network, batch=MEMORY_BATCH, program=name,
-                        memory_bytes=found["memory_bytes"],
-                    )  # fmt: skip

@@ -48,7 +48,9 @@ def _table(kind: str, names: Sequence[str]) -> str:
         links.setdefault(conditions(report.about), []).append(link)
     sources = [(shown, "<br>".join(found)) for shown, found in links.items()]
     shown = markdown(("measured on", "runs"), sources, of_text=True)
-    return f"{markdown(head, rows)}\n\n{shown}"
+    # A narrow cell breaks before an interval, not within it.
+    table = re.sub(r"(?<=\d)–(?=\d)", "–&NoBreak;", markdown(head, rows))
+    return f"{table}\n\n{shown}"
 
 
 def _classifiers(paths: Sequence[Path]) -> str:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from benchmarks.programs.own_programs import Training, initial
-from benchmarks.programs.torch_network import LOSSES, fix_dropout, parameter_names, torch_network
+from benchmarks.programs.torch_network import LOSSES, TorchNetwork, fix_dropout, parameter_names
 from dptrain.network import Network
 
 
@@ -31,7 +31,7 @@ class Mode:
 
     def network(self, network: Network) -> nn.Module:
         """Return the modules in the layout of this mode, with dptrain's initial parameters."""
-        modules = torch_network(network, initial(network))
+        modules = TorchNetwork(network, initial(network))
         for parameter in modules.parameters():
             parameter.data = self.layout(parameter.data)
         return modules

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 
 import dptrain
 from benchmarks.batch import random_batch
+from benchmarks.flags import flags
 from benchmarks.outside import find_network
 from benchmarks.programs.own_programs import LEARNING_RATE
 from benchmarks.tables import Table
@@ -127,14 +128,13 @@ def measure(
     return parts
 
 
-@click.command(help=(__doc__ or "").split("\n", 1)[0])
-@click.option("--network", default="model0", show_default=True)
-@click.option("--batch-size", default=256, show_default=True)
-@click.option("--threads", default=2, show_default=True)
-@click.option("--steps", default=100, show_default=True)
-@click.option("--inference", is_flag=True, help="Measure forward passes, not training steps.")
+@click.command()
+@flags(
+    network="model0", batch_size=256, threads=2, steps=100,
+    inference=(False, "Measure forward passes, not training steps."),
+)  # fmt: skip
 def main(network: str, batch_size: int, threads: int, steps: int, inference: bool) -> None:
-    """Measure with one thread and with several, and print a table."""
+    """Print where the threads of a step spend their time, stage by stage."""
     alone = measure(network, batch_size, 1, steps, training=not inference)
     several = measure(network, batch_size, threads, steps, training=not inference)
     rows = [_row(stage, alone[stage], parts, threads) for stage, parts in several.items()]

@@ -13,7 +13,6 @@ as that of files, are warm, and Python may store its bytecode, as it does unless
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
@@ -23,6 +22,10 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
+
+import click
+
+from benchmarks.flags import flags
 
 DEFAULTS = "model0", "cifar", "solar"
 
@@ -49,27 +52,21 @@ def import_s(modules: Sequence[str]) -> float:
     return time.perf_counter() - start
 
 
-def main() -> None:
-    """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("networks", nargs="*", default=DEFAULTS, metavar="network")
-    parser.add_argument("--backend", default="cuda")
-    parser.add_argument("--precision", default="bf16")
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--tune", action="store_true", help="measure kernels, too")
-    args = parser.parse_args()
-    options = ["--backend", args.backend, "--precision", args.precision]
-    options += ["--tune"] if args.tune else []
-    modules = ["numpy", "cupy"] if args.backend in ("cuda", "cudnn") else ["numpy"]
-    imports = min(import_s(modules) for _ in range(args.repeats))
+@click.command()
+@flags(backend="cuda", precision="bf16", repeats=3, tune=(False, "Measure kernels, too."))
+@click.argument("networks", nargs=-1, metavar="[NETWORK]...")
+def main(backend: str, precision: str, repeats: int, tune: bool, networks: tuple[str, ...]) -> None:
+    """Time the first step of training with an empty and with a warm cache."""
+    options = ["--backend", backend, "--precision", precision]
+    options += ["--tune"] if tune else []
+    modules = ["numpy", "cupy"] if backend in ("cuda", "cudnn") else ["numpy"]
+    imports = min(import_s(modules) for _ in range(repeats))
     print(f"importing {' and '.join(modules)}: {imports:.2f} s")
     with tempfile.TemporaryDirectory() as folder:
-        for network in args.networks:
+        for network in networks or DEFAULTS:
             cache = Path(folder, f"cache-{network}")
             empty = first_step_s(network, options, cache, Path(folder))
-            warm = [
-                first_step_s(network, options, cache, Path(folder)) for _ in range(args.repeats)
-            ]
+            warm = [first_step_s(network, options, cache, Path(folder)) for _ in range(repeats)]
             print(
                 f"{network}: first step after {empty:.2f} s with an empty cache, "
                 f"{median(warm):.2f} s ({min(warm):.2f} to {max(warm):.2f}) with a warm one",

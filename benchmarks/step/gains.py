@@ -22,6 +22,7 @@ from unittest import mock
 
 import click
 
+from benchmarks.flags import flags
 from benchmarks.machine import load
 from benchmarks.outside import find_network
 from benchmarks.timing import HostProgram, Lap, Program, measure, quotient
@@ -111,25 +112,18 @@ def gain(
 
 @click.command()
 @click.option("--algorithm", required=True, help="Name of the row.")
-@click.option(
-    "--operation",
-    type=click.Choice(["convolution", "dense"]),
-    default="convolution",
-    show_default=True,
-)
+@click.option("--operation", type=click.Choice(["convolution", "dense"]), default="convolution")
 @click.option("--backend", type=click.Choice(["numba", "cuda"]), default="numba", show_default=True)
-@click.option("--precision", default=None, help="By default the backend's.")
-@click.option("--batch", "batch_size", default=32, show_default=True)
-@click.option("--pairs", default=31, show_default=True)
+@flags(precision=(None, "By default the backend's."), batch=32, pairs=31)
 @click.argument("names", nargs=-1, required=True)
 def main(
-    algorithm: str, operation: str, backend: str, precision: str | None, batch_size: int,
-    pairs: int, names: Sequence[str],
+    algorithm: str, operation: str, backend: str, precision: str | None, batch: int, pairs: int,
+    names: Sequence[str],
 ) -> None:  # fmt: skip
     """Measure what an algorithm gains for a step of some networks."""
     for name in names:
         network = find_network(name)
-        line = gain(network, backend, operation, algorithm, batch_size, precision, pairs)
+        line = gain(network, backend, operation, algorithm, batch, precision, pairs)
         print(line, flush=True)
 
 

@@ -11,15 +11,17 @@ follows the steps, such as writing the trace, is not included.
 
 from __future__ import annotations
 
-import argparse
 import gc
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from time import perf_counter_ns
+from typing import Any
 
+import click
 import numpy as np
 
+from benchmarks.flags import flags
 from dptrain.batch import Batch
 from dptrain.comm.world import World
 from dptrain.measure.statistics import Estimate, median_of_launches
@@ -52,7 +54,9 @@ def make_steps(engine: Engine, batches: Iterator[Batch], count: int) -> None:
             assert math.isfinite(result.loss)
 
 
-def block_ms(job: Job, batches: Iterator[Batch], mode: str, steps: int) -> float:
+def block_ms(
+    job: Job, batches: Iterator[Batch], mode: str, steps: int, every: int | None = None
+) -> float:
     """Return the mean time of a step of a block in ms.
 
     Args:
@@ -60,9 +64,10 @@ def block_ms(job: Job, batches: Iterator[Batch], mode: str, steps: int) -> float
         batches: whole minibatches.
         mode: `UNTIMED`, `TIMED` or `TRACED`.
         steps: number of timed steps.
+        every: steps from one with times of its stages to the next; None as in training.
     """
     engine, recorder = job.engine, job.recorder
-    every = TIMED_EVERY if job.replica.memory.asynchronous else 1
+    every = every or (TIMED_EVERY if job.replica.memory.asynchronous else 1)
     engine.time_stages(None)
     make_steps(engine, batches, WARM_UP)
     if mode != UNTIMED:
@@ -75,8 +80,10 @@ def block_ms(job: Job, batches: Iterator[Batch], mode: str, steps: int) -> float
     return mean_ms
 
 
-def measure(settings: Settings, rounds: int, block: int) -> dict[str, list[float]]:
-    """Return the mean step of each block in ms, by mode."""
+def measure(
+    settings: Settings, rounds: int, block: int, every: int | None = None
+) -> dict[str, list[float]]:
+    """Return the mean step of each block in ms, by mode; `every` as in `block_ms`."""
     job = assemble(settings, World.single(), keeps_run=False, recorded_steps=block)
     found: dict[str, list[float]] = {UNTIMED: [], TIMED: [], TRACED: []}
     order = np.random.default_rng(0)
@@ -90,10 +97,10 @@ def measure(settings: Settings, rounds: int, block: int) -> dict[str, list[float
         if job.replica.memory.asynchronous:
             make_steps(job.engine, batches, FIRST_TIMED + TIMED_EVERY + 1)
         for mode in found:
-            block_ms(job, batches, mode, block)
+            block_ms(job, batches, mode, block, every)
         for _ in range(rounds):
             for mode in order.permutation(list(found)).tolist():
-                found[mode].append(block_ms(job, batches, mode, block))
+                found[mode].append(block_ms(job, batches, mode, block, every))
     return found
 
 
@@ -103,27 +110,19 @@ def costs(found: dict[str, list[float]]) -> dict[str, Estimate]:
     return {mode: median_of_launches(np.array(found[mode]) / bare) for mode in (TIMED, TRACED)}
 
 
-def main() -> None:
-    """Measure one configuration of the command line, and print a line for each mode."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--network", default="model0")
-    parser.add_argument("--backend", default="numba")
-    parser.add_argument("--precision", default=None)
-    parser.add_argument("--batch-size", type=int, default=32)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--rounds", type=int, default=60, help="[default: 60]")
-    parser.add_argument("--block", type=int, default=30, help="steps; on a GPU 500 or more")
-    options = parser.parse_args()
-    settings = GivenSettings(
-        network=options.network, backend=options.backend, precision=options.precision,
-        data="synthetic", crop=0, batch_size=options.batch_size, threads=options.threads,
-        steps=options.block,
-    ).with_recipe()  # fmt: skip
-    found = measure(settings, options.rounds, options.block)
+@click.command()
+@flags(
+    network="model0", backend="numba", precision=None, batch_size=32, threads=1, rounds=60,
+    block=(30, "Steps; on a GPU 500 or more."),
+)  # fmt: skip
+def main(rounds: int, block: int, **options: Any) -> None:
+    """Measure what the clock readings of training cost, and print a line for each mode."""
+    settings = GivenSettings(data="synthetic", crop=0, steps=block, **options).with_recipe()
+    found = measure(settings, rounds, block)
     print(
-        f"{options.network}, batch {options.batch_size}, {options.backend}, threads "
-        f"{options.threads}: {np.median(found[UNTIMED]):.4f} ms per step {UNTIMED}; "
-        f"{options.rounds} rounds of {options.block} steps"
+        f"{settings.network}, batch {settings.batch_size}, {settings.backend}, threads "
+        f"{settings.threads}: {np.median(found[UNTIMED]):.4f} ms per step {UNTIMED}; {rounds} "
+        f"rounds of {block} steps"
     )
     for mode, ratio in costs(found).items():
         low, high = (f"{100 * (x - 1):+.2f}%" for x in (ratio.low, ratio.high))

@@ -18,7 +18,6 @@ alternate.
 
 from __future__ import annotations
 
-import argparse
 import json
 import shutil
 import subprocess
@@ -31,8 +30,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import click
 import numpy as np
 
+from benchmarks.flags import flags
 from dptrain.training.persistence.persistence import load_checkpoint
 
 TIMEOUT_S = 1200
@@ -207,28 +208,22 @@ def listed(rates: Sequence[float]) -> str:
     return ", ".join(f"{rate:,.0f}" for rate in rates)
 
 
-def main() -> None:
-    """Parse the command line, compare results, and measure."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("workers", nargs="+", type=Worker.parse, metavar="WORKER")
-    parser.add_argument("--network", default="model0")
-    parser.add_argument("--batch-size", type=int, default=512)
-    parser.add_argument("--steps", type=int, default=240, help="steps of all workers together")
-    parser.add_argument(
-        "--alone-steps", type=int, default=60, help="fewest steps of a worker alone"
-    )
-    parser.add_argument("--shards", type=int, default=0)
-    parser.add_argument("--rounds", type=int, default=3)
-    chosen = parser.parse_args()
-    setup = Setup(
-        chosen.network, chosen.batch_size, chosen.steps, chosen.alone_steps, chosen.shards
-    )
+@click.command()
+@flags(
+    network="model0", batch_size=512, steps=(240, "Steps of all workers together."),
+    alone_steps=(60, "Fewest steps of a worker alone."), shards=0, rounds=3,
+)  # fmt: skip
+@click.argument("workers", nargs=-1, required=True)
+def main(workers: tuple[str, ...], rounds: int, **lengths: Any) -> None:
+    """Compare the rate of unequal WORKERS together with the sum of their separate rates.
+
+    A worker is BACKEND, BACKEND:THREADS or BACKEND:THREADS:SLOWDOWN.
+    """
+    chosen, setup = [Worker.parse(text) for text in workers], Setup(**lengths)
     with tempfile.TemporaryDirectory() as folder:
-        difference = check(chosen.workers, setup, Path(folder))
+        difference = check(chosen, setup, Path(folder))
         print(f"results are equal: parameters differ by at most {difference:.1e}", flush=True)
-        measure(chosen.workers, setup, chosen.rounds, Path(folder))
+        measure(chosen, setup, rounds, Path(folder))
 
 
 if __name__ == "__main__":

@@ -9,9 +9,7 @@ import numpy as np
 
 import dptrain
 from benchmarks.batch import random_batch
-from benchmarks.studies.compiling import (
-    BACKENDS,
-)
+from benchmarks.studies.compiling import BACKENDS
 from benchmarks.studies.measuring import CPU, GPU, Context, Values, measurement
 from benchmarks.studies.networks import find
 

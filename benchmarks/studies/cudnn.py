@@ -18,16 +18,9 @@ from typing import Any
 import numpy as np
 
 from benchmarks.gpu.clock import Program, take_turns
+from benchmarks.gpu.compiling import UNFUSED, Request
 from benchmarks.gpu.ours import Step
-from benchmarks.studies.compiling import (
-    BACKENDS,
-    BATCHES,
-    PRECISION,
-    STACKS,
-    UNFUSED,
-    Request,
-    make,
-)
+from benchmarks.studies.compiling import BACKENDS, BATCHES, PRECISION, STACKS, make
 from benchmarks.studies.measuring import GPU, Context, Values, measurement
 from benchmarks.studies.networks import STUDY_A, find
 from benchmarks.studies.store import PARTIAL

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.gpu.clock import Program, stream_timer
-from benchmarks.studies.compiling import FORWARD, Request, make
+from benchmarks.gpu.compiling import FORWARD, Request
+from benchmarks.studies.compiling import make
 from benchmarks.studies.measuring import CPU, Context, Values, measurement
 from dptrain.backends import load_backend
 from dptrain.describe import plan_for

@@ -31,7 +31,7 @@ def ladder_on_gpu(context: Context) -> Values:
     device = open_device(0)
     found: dict[str, Any] = {}
     for name, layer in LADDER.items():
-        rungs = measure_rungs(device, layer, "forward", ("fp32",))
+        rungs = measure_rungs(device, layer, ("fp32",))
         found[name] = {"forward": [asdict(row) for row in rungs]}
         context.say(name)
     return {"layers": found, "block_of_2500_threads": _launch_2500()}

@@ -9,16 +9,15 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.studies.compiling import LAYERS, Request, make
+from benchmarks.gpu.compiling import LAYERS, Request
+from benchmarks.step.timing_cost import TIMED, UNTIMED, measure
+from benchmarks.studies.compiling import make
 from benchmarks.studies.measuring import CPU, Context, Values, measurement, summary
 from benchmarks.studies.networks import cifar_variants
 from dptrain.backends.replica import Replica
 from dptrain.batch import Batch
-from dptrain.comm.world import World
 from dptrain.network.random_batch import random_batch
 from dptrain.plan.lowering import Phase
-from dptrain.training.baseline import open_loader
-from dptrain.training.job import assemble
 from dptrain.training.settings import GivenSettings
 
 BATCH = 128
@@ -114,26 +113,8 @@ def profiling_cost(context: Context) -> Values:
         network="cifar", backend=context.backend, data="synthetic", crop=0, batch_size=batch,
         threads=1, steps=1_000_000,
     ).with_recipe()  # fmt: skip
-    job = assemble(chosen, World.single(), keeps_run=False, recorded_steps=4096, quiet=True)
-    blocks = 2 if context.quick else BLOCKS
-    laps: dict[str, list[float]] = {"without": [], "with": []}
-    with (
-        job.engine as engine,
-        open_loader(job, range(1_000_000), batch_size=batch) as loader,
-    ):
-
-        def run(count: int) -> float:
-            begin = time.perf_counter()
-            for number in range(count):
-                engine.step(loader, 1e-8)
-                engine.results(wait=number == count - 1)
-            return 1e3 * (time.perf_counter() - begin) / count
-
-        run(30 if job.replica.memory.asynchronous else 3)
-        for _ in range(blocks):
-            for name in laps:
-                engine.time_stages(None if name == "without" else 0)
-                laps[name].append(run(steps))
+    found = measure(chosen, 2 if context.quick else BLOCKS, steps, every=1)
+    laps = {"without": found[UNTIMED], "with": found[TIMED]}
     return {
         "batch": batch, "threads": 1, "steps": steps,
         **{name: summary(values) for name, values in laps.items()},

@@ -8,7 +8,8 @@ from functools import partial
 
 import numpy as np
 
-from benchmarks.studies.compiling import STEP, Request, make
+from benchmarks.gpu.compiling import STEP, Request
+from benchmarks.studies.compiling import make
 from benchmarks.studies.measuring import CPU, Context, Values, measurement, summary
 from dptrain.backends.replica import Replica
 from dptrain.batch import Batch

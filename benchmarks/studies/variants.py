@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.studies.compiling import Request, make
+from benchmarks.gpu.compiling import Request
+from benchmarks.studies.compiling import make
 from benchmarks.studies.measuring import CPU, GPU, Context, Values, measurement, summary
 from benchmarks.studies.networks import cifar_variants
 from benchmarks.studies.step_parts import step_and_update

@@ -11,7 +11,7 @@ import click
 
 from dptrain.files import dump_json
 from dptrain.measure.console import make_console
-from dptrain.tables import Table
+from dptrain.tables import Column, Records, Table
 from dptrain.texts import with_escapes
 
 if TYPE_CHECKING:
@@ -264,10 +264,6 @@ def _shape(shape: Sequence[int]) -> str:
     return "×".join(map(str, shape))
 
 
-def _millions(value: float) -> str:
-    return f"{value / 1e6:,.3f}" if value else ""
-
-
 def _heading(description: Mapping[str, Any]) -> str:
     count = description["threads"]
     threads = f"{count} thread{'s' if count > 1 else ''}"
@@ -285,19 +281,11 @@ def _heading(description: Mapping[str, Any]) -> str:
 
 
 def _layer_table(description: Mapping[str, Any]) -> Table:
-    backward = ["backward\nMFLOP"] if description["training"] else []
-    heads = ["layer", "output", "parameters", "forward\nMFLOP", *backward]
-    keys = ["forward_flops", "backward_flops"][: 1 + len(backward)]
-
-    def cells(name: str, shape: str, counts: Mapping[str, int]) -> list[str]:
-        parameters = f"{counts['parameters']:,}" if counts["parameters"] else ""
-        return [name, shape, parameters, *(_millions(counts[key]) for key in keys)]
-
-    layers = description["layers"]
-    rows = [cells(row["name"], _shape(row["output_shape"]), row) for row in layers]
-    total = {key: sum(row[key] for row in layers) for key in ("parameters", *keys)}
-    rows += [[], cells("total", "", total)]
-    return Table.of_rows("Layers, for one sample", heads, rows, text=heads[:2])
+    rows = [{**row, "output": _shape(row["output_shape"])} for row in description["layers"]]
+    found = _with_total(rows, "name", ("parameters", "forward_flops", "backward_flops"))
+    names = found.texts("name", "layer"), found.texts("output", "output")
+    columns = (*names, found.plain("parameters", "parameters"), *_flops(found, description))
+    return Table("Layers, for one sample", columns, rules=frozenset({len(rows)}))
 
 
 def _stage_table(description: Mapping[str, Any]) -> Table:
@@ -305,29 +293,39 @@ def _stage_table(description: Mapping[str, Any]) -> Table:
     from dptrain.measure.profile.tables import LOW_MARK
 
     title = f"Groups of layers that {description['backend']} computes together, for a full batch"
-    backward = ["backward\nMFLOP"] if description["training"] else []
-    heads = ["group", "forward\nMFLOP", *backward, "moved\nMB"]
-    keys = ["forward_flops", "backward_flops"][: 1 + len(backward)]
-    groups = group_stages(description["stages"])
     rows = [
-        (
-            f"{row['group']}{LOW_MARK * row['is_low']}",
-            *(_millions(row[key]) for key in keys),
-            f"{row['bytes_moved'] / 1e6:,.3f}",
-        )
-        for row in groups
+        {**_without_zeros(row), "group": f"{row['group']}{LOW_MARK * row['is_low']}"}
+        for row in group_stages(description["stages"])
     ]
-    note = (
-        "! a stage of it is estimated to reach less than a third of the peak rate of products."
-        if any(row["is_low"] for row in groups)
-        else ""
-    )
-    return Table.of_rows(title, heads, rows, text=heads[:1], note=note)
+    found, is_low = Records.of(rows), any(row.get("is_low") for row in rows)
+    moved = found.values("bytes_moved", "moved", "MB", decimals=3, missing="")
+    note = "! a stage of it is estimated to reach less than a third of the peak rate of products."
+    columns = (found.texts("group", "group"), *_flops(found, description), moved)
+    return Table(title, columns, note if is_low else "")
 
 
 def _memory_table(description: Mapping[str, Any]) -> Table:
-    memory = dict(description["memory_bytes"])
-    total = memory.pop("total")
-    rows: list[tuple[str, ...]] = [(k, f"{size / 1e6:,.3f}") for k, size in memory.items()]
-    rows += [(), ("total", f"{total / 1e6:,.3f}")]
-    return Table.of_rows("Memory", ("for", "MB"), rows, text=("for",))
+    sizes = description["memory_bytes"]
+    rows = [{"for": name, "bytes": size} for name, size in sizes.items() if name != "total"]
+    found = _with_total(rows, "for", ("bytes",))
+    columns = found.texts("for", "for"), found.values("bytes", "", "MB", decimals=3, missing="")
+    return Table("Memory", columns, rules=frozenset({len(rows)}))
+
+
+def _flops(found: Records, description: Mapping[str, Any]) -> list[Column]:
+    directions = ("forward", "backward")[: 1 + description["training"]]
+    return [
+        found.values(f"{name}_flops", name, "MFLOP", decimals=3, missing="") for name in directions
+    ]
+
+
+def _with_total(rows: Sequence[Mapping[str, Any]], key: str, summed: Sequence[str]) -> Records:
+    """Return rows and a last one with their sums; the cell of a zero is empty."""
+    total = {name: sum(row[name] for row in rows) for name in summed}
+    return Records.of(
+        [_without_zeros(row) for row in (*rows, {key: "total", "output": "", **total})]
+    )
+
+
+def _without_zeros(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: None if value == 0 else value for name, value in row.items()}

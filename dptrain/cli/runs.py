@@ -72,7 +72,8 @@ def list_(
     """List training runs, the newest last.
 
     DIR is a run directory or a folder that contains some, by default the folder 'runs'. A run is
-    'ended', 'stopped' (a signal stopped it), 'running' or 'unfinished' (its process is gone).
+    'ended', 'stopped' (a signal stopped it), 'running', 'diverged' (its loss was not finite) or
+    'unfinished' (its process is gone).
     """
     from dptrain.cli.printing import print_tables
     from dptrain.runs.records import list_runs

@@ -32,11 +32,11 @@ TIMED: Mapping[str, Any] = MappingProxyType({
 
 EXAMPLES = examples(
     "dptrain study sweep --set learning_rate=0.01,0.03,0.1 --set batch_size=32,128 --seeds 3",
-    "dptrain study sweep --set stride=2,3 --set filters=32 --set batch_size=64 --one-at-a-time",
-    "dptrain study variants --stride 1,2,3,5 --filters 32",
+    "dptrain study sweep --set kernel=5 --set filters=32 --set batch_size=64 --one-at-a-time",
+    "dptrain study variants --kernel 5 --filters 32,64",
     "dptrain study variants --network cifar --data cifar10:DIR --stride 2,3,5 --first-pool 5/3",
     "mpirun -n 4 dptrain study variants --network model1 --kernel 5 --pool 4 --epochs 5",
-    "dptrain study variants --stride 1,2 --filters 64,32 --cross --steps 300",
+    "dptrain study variants --network cifar --stride 1,2 --filters 64,32 --cross --steps 300",
 )
 
 SEEDS = number(

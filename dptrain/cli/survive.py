@@ -35,7 +35,7 @@ SURVIVAL = (
     ),
     number(
         "-n", "--ranks", "ranks", at_least=1,
-        help="Ranks that --survive starts.  [default: tasks of the Slurm job, or one per core]",
+        help="Ranks that --survive starts.  [default: of --hosts or Slurm, or one per core]",
     ),
     number("--min-ranks", at_least=1, default=1, help="Smallest number of ranks that continue."),
     number(
@@ -46,12 +46,16 @@ SURVIVAL = (
         "--launcher", default="auto", show_default=True, metavar="COMMAND",
         help="What --survive starts the ranks with, such as \"srun --mpi=pmi2\".",
     ),
+    click.option(
+        "--hosts", default="", metavar="NAME:RANKS,…",
+        help="Hosts on which mpirun starts the ranks; those that are lost are left out.",
+    ),
 )  # fmt: skip
 """Flags of `dptrain train` for jobs that outlive a rank, none of which is a setting."""
 
 DEFAULTS = {
     "survive": False, "ranks": None, "min_ranks": 1, "max_restarts": MOST_RESTARTS,
-    "launcher": "auto",
+    "launcher": "auto", "hosts": "",
 }  # fmt: skip
 """Names of these flags, and their values if they are not set."""
 
@@ -98,6 +102,7 @@ def survive(
     """
     from dptrain.cli.printing import print_tables
     from dptrain.scaling.launching import find_launcher
+    from dptrain.survival.nodes import on_hosts, parse_hosts
     from dptrain.survival.rehearsal import Rehearsal, incidents_table, parse_fault
     from dptrain.survival.supervisor import Job, Supervisor
 
@@ -105,20 +110,24 @@ def survive(
     _refuse_launcher()
     given = {"snapshots": True, **{k: v for k, v in flags.items() if v is not None}}
     chosen, run_dir = _load(given, file, is_new=bool(planned))
-    ranks = survival["ranks"] or int(os.environ.get("SLURM_NTASKS") or available_cores())
+    hosts = parse_hosts(survival["hosts"])
+    slots = sum(host.slots for host in hosts) or os.environ.get("SLURM_NTASKS")
+    ranks = survival["ranks"] or int(slots or available_cores())
     _check(chosen, ranks, survival["min_ranks"])
     launcher = find_launcher(parse_launcher(survival["launcher"]))
     faults = [parse_fault(text, number, ranks) for text, number in planned]
     if faults and not launcher.starts_here:
         raise UserError("rehearse signals ranks of this machine, which srun does not start")
-    launcher.try_out()
+    if hosts and launcher.is_srun:
+        raise UserError("--hosts is for mpirun; srun starts ranks on the nodes of its allocation")
+    on_hosts(launcher, hosts).try_out()
     run_dir = run_dir or _new_folder(chosen)
     program = [sys.executable, "-m", "dptrain", "train", *_words({**given, "run_dir": run_dir})]
     program += [*(["--config", str(file)] if file else []), *(["--verbose"] if verbose else [])]
     threads = chosen.threads or int(os.environ.get("SLURM_CPUS_PER_TASK") or launcher.is_srun)
     job = Job(
         launcher, (*program, "--resume"), run_dir, ranks, survival["min_ranks"],
-        survival["max_restarts"], threads, chosen.timeout,
+        survival["max_restarts"], threads, chosen.timeout, hosts,
     )  # fmt: skip
     click.echo(_introduction(ranks, survival, chosen, run_dir))
     sys.stdout.flush()

@@ -48,6 +48,11 @@ def changes_networks(results: Sequence[PointResult]) -> bool:
     return any(name in AXES for result in results for name in result.point)
 
 
+def is_of_variants(results: Sequence[PointResult]) -> bool:
+    """Return True if all axes are changes of the network."""
+    return changes_networks(results) and all(name in AXES for r in results for name in r.point)
+
+
 def sweep_table(results: Sequence[PointResult]) -> Table:
     """Return the points in order, with score, time and memory; the best scores are marked."""
     records, best = Records.of(results), best_points(results)
@@ -77,7 +82,7 @@ def sweep_table(results: Sequence[PointResult]) -> Table:
         "× median step."
     )
     return Table(
-        "Points of the sweep",
+        "Variants of the network" if is_of_variants(results) else "Points of the sweep",
         tuple(columns),
         note,
         "points",

@@ -36,7 +36,7 @@ RANDOM = (
     "Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform",
     "RandomUniformLike",
 )  # fmt: skip
-"""Operators that give other values each time."""
+"""Operators whose values differ each time."""
 
 
 class Constants:

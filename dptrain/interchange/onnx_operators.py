@@ -36,7 +36,6 @@ from dptrain.interchange.onnx_layer_norm import (
     read_layer_norm_of_operators,
     read_transposed_layer_norm,
 )
-from dptrain.interchange.onnx_masks import read_random_mask
 from dptrain.interchange.onnx_matching import (
     Match,
     always,
@@ -73,6 +72,7 @@ from dptrain.network.layers import (
     MaxPool2d,
     Reshape,
     Shape,
+    StochasticDepth,
     SumPool2d,
 )
 from dptrain.network.normalization import BatchNorm2d, GroupNorm
@@ -331,7 +331,7 @@ def _flatten(graph: ReadGraph, node: onnx.NodeProto) -> Match:
 
 
 def _reshapes(graph: ReadGraph, node: onnx.NodeProto) -> Match | None:
-    """Match several reshapes that give the shape of the input again."""
+    """Match several reshapes after which the shape is that of the input."""
     shape, before = graph.shape(node.output[0]), graph.node(node.input[0], "Reshape")
     passed = set[str]()
     while shape is not None and before is not None and before.output[0] not in passed:
@@ -460,7 +460,7 @@ def _lrn(graph: ReadGraph, node: onnx.NodeProto) -> Match:
     return Match((node.input[0],), always(layer))
 
 
-# Functions of elements, and combinations.
+# Dropout and stochastic depth.
 
 
 def _dropout(graph: ReadGraph, node: onnx.NodeProto) -> Match:
@@ -469,6 +469,69 @@ def _dropout(graph: ReadGraph, node: onnx.NodeProto) -> Match:
         values = graph.constant(node.input[1])
         rate = 0.5 if values is None else float(values.reshape(-1)[0])
     return Match((node.input[0],), always(Dropout(number(rate))))
+
+
+def _random_mask(graph: ReadGraph, node: onnx.NodeProto) -> Match | None:
+    """Match the product of a tensor with a random mask: 1 with probability p, divided by p."""
+    for x, mask in (tuple(node.input), tuple(reversed(node.input))):
+        found = _scaled_mask(graph, mask)
+        if found is not None:
+            kept, scale, source = found
+            if not math.isclose(kept * scale, 1.0, rel_tol=1e-5):
+                raise UserError(
+                    f"its random mask is {scale:g} with probability {kept:g}; expected "
+                    f"{1 / kept:g}, 1 / probability"
+                )
+            layer = _mask_layer(graph, source, x, number(1.0 - kept))
+            return Match((x,), always(layer))
+    return None
+
+
+def _mask_layer(graph: ReadGraph, mask: str, x: str, rate: float) -> Layer:
+    shape = graph.shape(mask)
+    if shape is not None and math.prod(shape[1:]) == 1:
+        return StochasticDepth(rate)
+    if shape is not None and shape == graph.shape(x):
+        return Dropout(rate)
+    raise UserError(
+        f"its random mask has shape {shape}; expected a number for each sample or each element"
+    )
+
+
+def _scaled_mask(graph: ReadGraph, tensor: str) -> tuple[float, float, str] | None:
+    """Return the probability of a mask that is not 0, its number there, and its tensor."""
+    scale = 1.0
+    while (node := graph.node(tensor)) is not None:
+        if node.op_type in ("Cast", "Identity"):
+            tensor = node.input[0]
+            continue
+        factor = graph.constant(node.input[1]) if node.op_type in ("Div", "Mul") else None
+        if factor is None or factor.size != 1 or not factor.item():
+            break
+        scale *= float(factor.item()) if node.op_type == "Mul" else 1.0 / float(factor.item())
+        tensor = node.input[0]
+    kept = _probability(graph, node)
+    return None if kept is None else (kept, scale, tensor)
+
+
+def _probability(graph: ReadGraph, node: onnx.NodeProto | None) -> float | None:
+    """Return the probability with which a mask is 1; None if a tensor is no mask."""
+    if node is None or node.op_type not in ("Bernoulli", "Less"):
+        return None
+    if node.op_type == "Bernoulli":
+        values = graph.constant(node.input[0])
+        kept = None if values is None or not values.size else values.reshape(-1)
+        return float(kept[0]) if kept is not None and (kept == kept[0]).all() else None
+    uniform, bound = graph.node(node.input[0]), graph.constant(node.input[1])
+    if uniform is None or uniform.op_type not in ("RandomUniform", "RandomUniformLike"):
+        return None
+    settings = attributes(uniform)
+    is_unit = (settings.get("low", 0.0), settings.get("high", 1.0)) == (0.0, 1.0)
+    is_probability = bound is not None and bound.size == 1 and 0.0 < bound.item() <= 1.0
+    return float(bound.item()) if is_unit and is_probability and bound is not None else None
+
+
+# Functions of elements, and combinations.
 
 
 def _function(graph: ReadGraph, node: onnx.NodeProto) -> Match | None:
@@ -582,7 +645,7 @@ _LAYERS: Mapping[str, tuple[Reader, ...]] = {
     "LayerNormalization": (read_layer_norm,),
     "MatMul": (_matmul,),
     "MaxPool": (partial(_pool, MaxPool2d),),
-    "Mul": (read_random_mask, _function, _sum_pool, read_scale, _affine, _product),
+    "Mul": (_random_mask, _function, _sum_pool, read_scale, _affine, _product),
     "Neg": (_function, _affine),
     "Pad": (read_pad,),
     "ReduceMax": (partial(_reduction, GlobalMaxPool2d),),

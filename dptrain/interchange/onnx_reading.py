@@ -33,6 +33,7 @@ class ReadGraph:
         metadata: text by key.
         is_own: True if dptrain wrote the file.
         functions: functions of single elements that the metadata defines.
+        version: of the operators (opset).
     """
 
     def __init__(self, model: onnx.ModelProto) -> None:
@@ -44,9 +45,9 @@ class ReadGraph:
         nodes = self._constants.nodes
         self._channels_last = _channels_last(nodes)
         self._nodes: dict[str, onnx.NodeProto] = {}
-        version = next((each.version for each in model.opset_import if not each.domain), 1)
+        self.version = next((each.version for each in model.opset_import if not each.domain), 1)
         for node in nodes:
-            _check_inputs(node, version)
+            _check_inputs(node, self.version)
             if node.op_type == "Split":
                 self._nodes.update(_parts(node))
                 continue

@@ -22,6 +22,9 @@ from dptrain.network.maps.resampling import (
     transposed_convolution,
 )
 
+FIRST_SIZES = 11
+"""Opset from which on Resize has sizes, regions of interest before the scales, and positions."""
+
 WHOLE = 2**31 - 1
 """A slice that ends there ends with the axis."""
 
@@ -152,11 +155,19 @@ def _single(pair: Sequence[int]) -> int | tuple[int, int]:
 def read_resize(graph: ReadGraph, node: onnx.NodeProto) -> Match:
     """Match a resizing by the nearest pixel or by linear interpolation."""
     values = attributes(node)
-    sizes = _values(graph, node, 3)
-    scales = _values(graph, node, 2) if sizes is None else None
+    is_old = graph.version < FIRST_SIZES
+    sizes = None if is_old else _values(graph, node, 3)
+    scales = _values(graph, node, 1 if is_old else 2) if sizes is None else None
     given = scales if sizes is None else sizes
     if given is None:
         raise UserError("it has neither scales nor sizes; expected one of them")
+    if is_old:
+        values |= {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+        if given.min() < 1:
+            raise UserError(
+                f"its scales are {given.tolist()}, and its opset {graph.version} does not define "
+                f"which pixels remain; expected scales from 1, or opset {FIRST_SIZES} and later"
+            )
     for name, expected in (("antialias", 0), ("keep_aspect_ratio_policy", "stretch")):
         if values.get(name, expected) != expected:
             raise UserError(f"its {name} is {values[name]}; expected {expected}")

@@ -51,7 +51,7 @@ class Estimate:
     def below(self, numerator: float) -> Estimate:
         """Return the estimate of `numerator` > 0 divided by this positive quantity."""
         low = 0.0 if math.isinf(self.high) else numerator / self.high
-        high = math.inf if self.low == 0 else numerator / self.low
+        high = math.inf if self.low <= 0 else numerator / self.low
         return Estimate(numerator / self.value, low, high, self.n)
 
     def meets(self, other: Estimate) -> bool:

@@ -26,7 +26,7 @@ from dptrain.forms import (
 )
 from dptrain.measure.profile.pop import Pop
 from dptrain.measure.profile.profile import Spread, StageProfile, StepParts
-from dptrain.runs.names import ENVIRONMENT, SPANS, SPECIFICATION, SUMMARY
+from dptrain.runs.names import ENVIRONMENT, FAILURE, SPANS, SPECIFICATION, SUMMARY
 
 SETTINGS: Form = {"steps": POSITIVE, "epoch_steps": POSITIVE, ...: Optional(SCALAR)}
 
@@ -35,6 +35,7 @@ TEXTS: Form = {...: Optional(TEXT)}
 RANKS: Form = [{...: Optional(SCALAR)}]
 
 FORMS: Mapping[str, Form] = {
+    FAILURE: {"message": TEXT},
     SPECIFICATION: {
         "version": Optional(TEXT), "digest": Optional(TEXT), "job": SETTINGS,
         "data": {"train_samples": POSITIVE, "test_samples": COUNT},

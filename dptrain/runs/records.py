@@ -19,13 +19,15 @@ from dptrain.forms import fitting, read_object
 from dptrain.runs.files import FORMS
 from dptrain.runs.incidents import read_incidents, summary_line
 from dptrain.runs.labels import Labels
-from dptrain.runs.names import CONFIG, LOCK, SPECIFICATION, SUMMARY
+from dptrain.runs.names import CONFIG, FAILURE, LOCK, SPECIFICATION, SUMMARY
 from dptrain.runs.spans import Span, Spans
 
 Record = dict[str, Any]
 
-ENDED, STOPPED, RUNNING, UNFINISHED = "ended", "stopped", "running", "unfinished"
-"""States of a run: all steps made; stopped by a request; a process trains there; neither."""
+ENDED, STOPPED, RUNNING = "ended", "stopped", "running"
+DIVERGED, UNFINISHED = "diverged", "unfinished"
+"""States of a run: all steps made; stopped by a request; a process trains there; its loss was not
+finite; none of these."""
 
 RESULTS = (
     "train_loss",
@@ -176,7 +178,9 @@ def _read(folder: Path, name: str) -> dict[str, Any]:
 def _state(folder: Path, summary: Mapping[str, Any]) -> str:
     if summary:
         return STOPPED if summary.get("stopped") else ENDED
-    return RUNNING if _is_locked(folder / LOCK) else UNFINISHED
+    if _is_locked(folder / LOCK):
+        return RUNNING
+    return DIVERGED if _read(folder, FAILURE) else UNFINISHED
 
 
 def _is_locked(path: Path) -> bool:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from dptrain.files import dump_json
+from dptrain.numbers import value_text
 from dptrain.runs.files import read_file
 from dptrain.runs.names import ENVIRONMENT, SPANS, SPECIFICATION
 
@@ -274,15 +275,6 @@ def environment_of(env: Mapping[str, Any], version: Any) -> dict[str, Any]:
     """Return what a span stores of ``env.json``."""
     names = ("commit", "host", "cpu", "started", "command")
     return {"version": version, **{name: env.get(name) for name in names}}
-
-
-def value_text(value: Any) -> str:
-    """Return a setting as a person writes it."""
-    if isinstance(value, bool):
-        return "on" if value else "off"
-    if isinstance(value, float):
-        return f"{value:g}"
-    return "none" if value is None or value == "" else str(value)
 
 
 def steps_text(first: int, last: int | None) -> str:

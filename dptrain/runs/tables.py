@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from dptrain.runs.comparison import Comparison
+from dptrain.runs.comparison import MEASURED, Comparison
 from dptrain.runs.records import Record
-from dptrain.tables import Table
+from dptrain.tables import Column, Records, Table, texts
+from dptrain.vocabulary import label_of
 
 COLUMNS = (
     "run", "state", "network", "data", "ranks", "batch_size", "seed", "steps",
@@ -16,14 +17,6 @@ COLUMNS = (
     "tags",
 )  # fmt: skip
 """Columns of the list of runs; those without a value are left out."""
-
-TEXT = {
-    "run", "started", "state", "resumed_after", "incidents", "tags", "note", "network", "data",
-    "backend",
-    "precision", "optimizer", "schedule", "strategy", "transport", "version", "commit", "digest",
-    "data_digest", "host", "cpu", "weights", "step_at", "batch_norm",
-}  # fmt: skip
-"""Columns that contain text."""
 
 
 def runs_table(records: Sequence[Record], columns: Sequence[str] = ()) -> Table:
@@ -37,10 +30,9 @@ def runs_table(records: Sequence[Record], columns: Sequence[str] = ()) -> Table:
         name for name in COLUMNS if any(record.get(name) not in (None, "") for record in records)
     ]
     shown += [name for name in columns if name not in shown]
-    rows = [[_cell(name, record.get(name)) for name in shown] for record in records]
-    heads = [_heading(name) for name in shown]
+    found = Records.of(records)
     count = f"{len(records)} run{'s' if len(records) != 1 else ''}"
-    return Table.of_rows(count, heads, rows, text=[_heading(n) for n in shown if n in TEXT])
+    return Table(count, tuple(_column(found, name) for name in shown))
 
 
 def resume_lines(records: Sequence[Record]) -> list[str]:
@@ -59,37 +51,31 @@ def resume_lines(records: Sequence[Record]) -> list[str]:
 def comparison_tables(found: Comparison) -> list[Table]:
     """Return a table of the settings that differ, if any does, and one of the results."""
     names = [Path(run).name for run in found.runs]
-    heads = ["", *(names if len(set(names)) == len(names) else found.runs)]
+    heads = names if len(set(names)) == len(names) else found.runs
     parts = (
         ("Settings that differ", found.settings, "not set"),
         ("Results", found.results, "none"),
     )
-    return [
-        Table.of_rows(title, heads, _rows(values, absent), text=heads)
-        for title, values, absent in parts
-        if values
-    ]
+    return [_side_by_side(title, heads, values, absent) for title, values, absent in parts
+            if values]  # fmt: skip
 
 
-def _rows(values: dict[str, tuple[Any, ...]], absent: str) -> list[list[str]]:
-    """Return a row for each value; `absent` is the text of one that a run lacks."""
-    return [
-        [_heading(name), *(_cell(name, value) or absent for value in row)]
-        for name, row in values.items()
-    ]
+def _side_by_side(
+    title: str, heads: Sequence[str], values: dict[str, tuple[Any, ...]], absent: str
+) -> Table:
+    """Return a table with a row for each value; `absent` is the text of one that a run lacks."""
+    rows = [_column(Records.of([{name: value} for value in own]), name)
+            for name, own in values.items()]  # fmt: skip
+    columns = [
+        Column(head, "", tuple(row.cells[i] if any(row.cells[i]) else (absent,) for row in rows),
+               "prose")
+        for i, head in enumerate(heads)
+    ]  # fmt: skip
+    return Table(title, (texts("", [row.heading for row in rows], kind="prose"), *columns))
 
 
-def _heading(name: str) -> str:
-    return name.replace("_", " ")
-
-
-def _cell(name: str, value: Any) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, bool):
-        return "on" if value else "off"
-    if isinstance(value, float):
-        if name.endswith("accuracy"):
-            return f"{value:.2%}"
-        return f"{value:,.0f}" if abs(value) >= 1e4 else f"{value:.4g}"
-    return str(value)
+def _column(records: Records, name: str) -> Column:
+    """Return a column of results, with their unit, or of a setting."""
+    if name in MEASURED:
+        return records.plain(name, label_of(name))
+    return records.plain(name, name.replace("_", " "), "")

@@ -72,8 +72,11 @@ class Launcher:
             extra = ["-n", str(ranks)]
         return [*self.arguments, *extra, *program]
 
-    def try_out(self) -> None:
+    def try_out(self, timeout_s: float | None = None) -> None:
         """Start one rank that prints a marker, to find mistakes in the arguments.
+
+        Args:
+            timeout_s: time limit in seconds.
 
         Raises:
             UserError: the marker was not printed.
@@ -87,8 +90,9 @@ class Launcher:
                 check=False,
                 stdin=subprocess.DEVNULL,
                 env=child_environment(),
+                timeout=timeout_s,
             )
-        except OSError as error:
+        except (OSError, subprocess.TimeoutExpired) as error:
             raise UserError(f"cannot run {self.arguments[0]}: {error}") from None
         if _MARKER not in done.stdout.split():
             lines = (done.stderr + done.stdout).splitlines()

@@ -36,7 +36,7 @@ from dptrain.runs.names import CONFIG, SUMMARY
 from dptrain.runs.resizing import take_request
 from dptrain.scaling.launching import Child, Launcher
 from dptrain.survival.local_ranks import LocalRanks
-from dptrain.survival.nodes import within_allocation
+from dptrain.survival.nodes import Host, on_hosts, usable
 from dptrain.survival.rehearsal import Rehearsal
 from dptrain.training.persistence.rundir import RunDirectory
 from dptrain.training.persistence.snapshots import SnapshotFolder, promote, read_token
@@ -80,6 +80,7 @@ class Job:
         most_restarts: number of restarts after which a further fault ends the job.
         threads: compute threads of a rank; 0 if ranks decide.
         timeout: longest wait of a rank for others, in seconds.
+        hosts: that start the ranks; empty if the launcher decides.
     """
 
     launcher: Launcher
@@ -90,6 +91,7 @@ class Job:
     most_restarts: int
     threads: int
     timeout: float
+    hosts: tuple[Host, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -124,7 +126,7 @@ class Supervisor:
 
     def __init__(self, job: Job, rehearsal: Rehearsal | None = None) -> None:
         self.job, self._rehearsal = job, rehearsal or Rehearsal(())
-        self.ranks, self.launcher = job.ranks, job.launcher
+        self.ranks, self.launcher = job.ranks, on_hosts(job.launcher, job.hosts)
         self._incidents = _read(job.run_dir)
         self._num_before = len(self._incidents)
         self._open: Fault | None = None
@@ -165,7 +167,7 @@ class Supervisor:
                 _print(f"{_text(fault)}; {reason}")
                 return 1
             before = self.ranks
-            self.launcher, fitting = within_allocation(self.job.launcher, self.job.ranks)
+            self.launcher, fitting = usable(self.job.launcher, self.job.ranks, self.job.hosts)
             # A launcher that starts no rank twice may have lost a slot.
             self.ranks = min(fitting, before - (starts > 1 and not fault.has_started))
             if self.ranks < self.job.least_ranks:
@@ -192,8 +194,8 @@ class Supervisor:
             return f"no rank could train {starts} times in a row"
         if repeats >= MOST_REPEATS:
             return (
-                f"this is fault {repeats} in a row without a further step, so another start would "
-                "end in the same way; correct the cause, and continue with the same command"
+                f"this is fault {repeats} in a row without a further step, and another start "
+                "would have the same end; correct the cause, and continue with the same command"
             )
         if restarts >= self.job.most_restarts:
             return f"--max-restarts is {self.job.most_restarts}; the same command continues"

@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from dptrain.numbers import decimals_for, fixed
+from dptrain.numbers import decimals_for, fixed, value_text
 from dptrain.tables.cells import INTERVAL, MISSING, Cell, Column, Number, texts
 from dptrain.vocabulary import find_term
 from dptrain.vocabulary.terms import Term
 
-FACTORS = {"%": 100.0, "KB": 1e-3, "MB": 1e-6}
-"""Factors from the shares and bytes of a file to the numbers of a column, by unit."""
+FACTORS = {"%": 100.0, "KB": 1e-3, "MB": 1e-6, "MFLOP": 1e-6}
+"""Factors from the shares, bytes and operations of a file to the numbers of a column, by unit."""
 PARTS = {"0": "low", "1": "high"}
 """Names of the ends of an interval that is a list in its file."""
 
@@ -78,6 +78,22 @@ class Records:
         """Return a column of words or of prose."""
         name = self._empty(path, head, "").head
         return replace(texts(name, self.found(path), kind=kind), name=path)
+
+    def plain(self, path: str, head: str | None = None, unit: str | None = None) -> Column:
+        """Return a column of values of any type; None and an empty text are empty cells.
+
+        Whole numbers have grouped digits, numbers with a term common decimals. Others are texts, as
+        a person writes settings.
+        """
+        found = [None if value == "" else value for value in self.found(path)]
+        known = [value for value in found if value is not None]
+        column = self._empty(path, head, unit)
+        if known and all(type(value) is int for value in known) and column.unit not in FACTORS:
+            return self.values(path, head, unit, decimals=0, missing="")
+        if known and unit is None and column.term and all(type(v) in (int, float) for v in known):
+            return self.values(path, head, missing="")
+        shown = ["" if value is None else value_text(value) for value in found]
+        return replace(column, cells=tuple((text,) for text in shown), kind="word")
 
     def counts(
         self, path: str, head: str | None = None, unit: str | None = None, *, is_key: bool = False

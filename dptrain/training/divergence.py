@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from typing import NoReturn
 
 from dptrain.comm.world import DivergedError
+from dptrain.errors import UserError
 from dptrain.training.engines import StepResult
 from dptrain.training.job import Job
 
@@ -53,7 +55,10 @@ class StableRate:
 
 
 def raise_not_finite(job: Job, result: StepResult, stable: StableRate) -> NoReturn:
-    """Raise the same error on every rank, with the first layer whose values are not finite."""
+    """Raise the same error on every rank, with the first layer whose values are not finite.
+
+    Rank 0 writes it to the run directory.
+    """
     found = job.world.all_gather_json(job.replica.first_non_finite())
     layers = {rank: layer for rank, layer in enumerate(found) if layer is not None}
     if layers:
@@ -63,10 +68,14 @@ def raise_not_finite(job: Job, result: StepResult, stable: StableRate) -> NoRetu
     else:
         where = "first in the loss itself"
     # All ranks have the same values, so they agree without another call.
-    raise DivergedError(
+    message = (
         f"training diverged: the loss is {result.loss} at step {result.step + 1}, {where}; "
         f"{advice(result.step, stable, job.spec.learning_rate / job.schedule.base)}"
     )
+    if job.run is not None:
+        with suppress(UserError):  # A disk that is full does not hide the loss.
+            job.run.write_failure(message)
+    raise DivergedError(message)
 
 
 def advice(step: int, stable: StableRate, factor: float) -> str:

@@ -11,8 +11,9 @@ from dptrain.comm.signals import EARLY_SIGNALS, StopRequest
 from dptrain.comm.world import World
 from dptrain.errors import UserError
 from dptrain.measure.console import make_console
+from dptrain.numbers import value_text
 from dptrain.runs.spans import Spans
-from dptrain.tables import Table
+from dptrain.tables import Records, Table, texts
 from dptrain.training.callbacks import Progress
 from dptrain.training.job import assemble
 from dptrain.training.output.summary import data_lines, print_stop_advice
@@ -110,27 +111,31 @@ def dry_run(chosen: Settings, world: World) -> None:
         for line in data_lines(job.network, job.dataset):
             console.print(line, soft_wrap=True)
         console.print(f"preprocessing: {job.dataset.preprocessing}", soft_wrap=True)
+        if job.weights:
+            console.print(job.weights, soft_wrap=True)
         total = sum(job.memory_bytes.values()) / 2**20
         console.print(f"memory: {total:.1f} MiB per rank")
         console.print(f"digest: {job.run_spec.digest[:16]}")
 
 
-def specification_tables(spec: RunSpec) -> list[object]:
+def specification_tables(spec: RunSpec) -> list[Table]:
     """Return a table of the settings with their origins, and one of the ranks."""
-    settings = [(name, _text(value), spec.origin(name)) for name, value in asdict(spec.job).items()]
-    ranks = [
-        (str(r.rank), r.host, r.processor, r.device, str(r.threads), str(r.cores))
-        for r in spec.ranks
-    ]
-    names = ("setting", "value", "origin")
-    columns = ("rank", "host", "processor", "device", "threads", "cores")
+    settings = asdict(spec.job)
+    ranks = Records.of(spec.ranks)
     return [
-        Table.of_rows("Settings of the job", names, settings, text=names),
-        Table.of_rows("Ranks", columns, ranks, text=("host", "processor", "device")),
+        Table(
+            "Settings of the job",
+            (
+                texts("setting", list(settings), kind="prose"),
+                texts("value", [value_text(value) for value in settings.values()], kind="prose"),
+                texts("origin", [spec.origin(name) for name in settings], kind="prose"),
+            ),
+        ),
+        Table(
+            "Ranks",
+            tuple(
+                ranks.plain(name, name, "")
+                for name in ("rank", "host", "processor", "device", "threads", "cores")
+            ),
+        ),
     ]
-
-
-def _text(value: object) -> str:
-    if isinstance(value, bool):
-        return "on" if value else "off"
-    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -89,6 +89,7 @@ from dptrain.training.persistence.checkpoints import (
     restore_replica,
 )
 from dptrain.training.persistence.persistence import load_checkpoint, set_rate
+from dptrain.training.persistence.snapshotting import Snapshots
 from dptrain.training.profiling.energy import TrainingEnergy
 from dptrain.training.resources import average_statistics, share_state
 from dptrain.training.schedules import Schedule
@@ -96,7 +97,6 @@ from dptrain.training.selection import Selection
 from dptrain.training.setting_names import resolved_name, unknown_setting
 from dptrain.training.settings import GivenSettings, Settings, load_settings
 from dptrain.training.settings import settings as all_settings
-from dptrain.training.snapshotting import Snapshots
 from dptrain.training.spec import RunSpec, job_settings
 
 Method = TypeVar("Method", bound=Callable[..., Any])

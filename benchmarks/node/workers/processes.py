@@ -169,11 +169,10 @@ class Processes:
 
     Args:
         cores: numbers of the cores that may be used.
-        variables: environment variables of the processes.
     """
 
-    def __init__(self, cores: Sequence[int], **variables: str) -> None:
-        self.cores, self._variables = tuple(cores), variables
+    def __init__(self, cores: Sequence[int]) -> None:
+        self.cores = tuple(cores)
         self._temporary = tempfile.TemporaryDirectory()
         self.folder = Path(self._temporary.name)
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -188,15 +187,15 @@ class Processes:
         cores = self.cores[first : first + threads] or self.cores
         return Team(self._start([], 1, cores, threads, {}))
 
-    def copies(self, count: int, *, skip: int = 0) -> Team:
+    def copies(self, count: int) -> Team:
         """Start `count` processes with one core each."""
-        numbers = range(skip, skip + count)
-        return Team([self.single(1, first=i % len(self.cores)).workers[0] for i in numbers])
+        firsts = (number % len(self.cores) for number in range(count))
+        return Team([self.single(1, first=first).workers[0] for first in firsts])
 
-    def ranks(self, mpi: Mpi, count: int, threads: int = 1, cores: int | None = None) -> Team:
+    def ranks(self, mpi: Mpi, count: int, threads: int = 1) -> Team:
         """Start the ranks of an MPI job, each with its own cores if there are enough."""
         command = mpi.command(count)
-        started = self._start(command, count, self.cores[:cores], threads, mpi.environment)
+        started = self._start(command, count, self.cores, threads, mpi.environment)
         return Team(sorted(started, key=lambda w: int(w.hello["rank"])), shares_steps=True)
 
     def temporary_file(self, suffix: str = "") -> Path:
@@ -227,7 +226,6 @@ class Processes:
         environment = {
             **HUGE_PAGES,
             **os.environ,
-            **self._variables,
             "JAX_PLATFORMS": "cpu",
             "CUDA_VISIBLE_DEVICES": "",
             "PYTHONPATH": path,

@@ -61,8 +61,7 @@ def _torch_mode(spec: Spec) -> tuple[Any, Any]:
     from benchmarks.programs.torch_programs import MODES
 
     torch.set_num_threads(spec["threads"])
-    if spec.get("keeps_memory", True):
-        keep_freed_memory()
+    keep_freed_memory()
     return torch, next(mode for mode in MODES if mode.name == spec["mode"])
 
 

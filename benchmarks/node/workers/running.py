@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import resource
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from numpy.typing import NDArray
@@ -113,16 +111,3 @@ def wait_until(at: int) -> None:
         time.sleep(left / 1e9)
     while clock() < at:
         pass
-
-
-def peak_memory() -> int:
-    """Return the largest resident set of this process so far, in bytes.
-
-    Not getrusage on Linux: its figure survives exec, and so starts at the size of the parent.
-    """
-    try:
-        status = Path("/proc/self/status").read_text()
-        return 1024 * int(status.partition("VmHWM:")[2].split()[0])
-    except (OSError, IndexError):
-        # macOS reports bytes.
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -96,11 +96,8 @@ class Server:
         return {"begins": timed.begins, "ends": timed.ends, "cpus": timed.cpus}
 
     def _details(self, request: dict[str, Any]) -> dict[str, Any]:
-        from benchmarks.node.workers.running import peak_memory
-
         details = self._runners[request["key"]].details
-        found = {} if details is None else details()
-        return {"details": {"memory_bytes": peak_memory(), **found}}
+        return {"details": {} if details is None else details()}
 
     def _drop(self, request: dict[str, Any]) -> dict[str, Any]:
         runner = self._runners.pop(request["key"], None)

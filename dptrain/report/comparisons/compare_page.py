@@ -44,7 +44,8 @@ def compare_page(comparison: Comparison, results: Sequence[Result]) -> Page:
     """
     plots = [plot for plot in _plots(comparison, results) if plot is not None]
     changes = changes_plot(comparison)
-    lead = (plots[0], *([changes] if changes is not None else []))
+    # Two plots are so much higher than the key results that a wide page would begin half empty.
+    lead, *others = [plot for plot in (changes, *plots) if plot is not None]
     measured = [q for q in comparison.quantities if any(change for change in q.changes)]
     known = [q for q in measured if any(c and math.isfinite(c.high) for c in q.changes)]
     measured = known + [quantity for quantity in measured if quantity not in known]
@@ -56,13 +57,13 @@ def compare_page(comparison: Comparison, results: Sequence[Result]) -> Page:
         title=f"{', '.join(names[1:])} compared with {names[0]}",
         about=f"{len(names)} {comparison.noun}; differences are relative to {names[0]}.",
         headline=sentences[0] if sentences else "No quantity can be compared.",
-        lead=lead,
+        lead=(lead,),
         text=tuple(sentences[1:2]),
         file=FILE,
         keys=tuple(_keys(comparison, measured)),
         notes=notes,
         sections=(
-            Section("differences", "Side by side", plots=tuple(plots[1:]),
+            Section("differences", "Side by side", plots=tuple(others),
                     tables=(_quantities_table(comparison),)),
             Section("settings", "Settings that differ", text=_equal_text(comparison),
                     tables=_settings_tables(comparison)),

@@ -15,11 +15,11 @@ from typing import Any
 from dptrain.errors import UserError
 from dptrain.measure.profile.profile import Profile
 from dptrain.measure.statistics import Estimate
+from dptrain.numbers import value_text
 from dptrain.records import Form, StoredRecord
 from dptrain.report.differences import difference, ratio
 from dptrain.report.profiles.profile_page import MeasuredProfile
 from dptrain.report.runs.run_record import TrainingRun
-from dptrain.report.runs.run_tables import setting_text
 from dptrain.report.studies.study_plots import point_name
 from dptrain.scaling.pairing import difference as difference_of_launches
 from dptrain.scaling.study import STRONG, UNITY, WEAK, Point, Study
@@ -364,7 +364,7 @@ def _machine(environment: Mapping[str, Any]) -> dict[str, Any]:
 def _differing(jobs: Sequence[Mapping[str, Any]]) -> dict[str, tuple[str, ...]]:
     """Return the settings whose values are not equal in all jobs."""
     names = dict.fromkeys(name for job in jobs for name in job)
-    found = {name: tuple(setting_text(job.get(name, "–")) for job in jobs) for name in names}
+    found = {name: tuple(value_text(job.get(name, "–")) for job in jobs) for name in names}
     return {name: values for name, values in found.items() if len(set(values)) > 1}
 
 

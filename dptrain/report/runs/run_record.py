@@ -20,7 +20,7 @@ from dptrain.measure.statistics import Estimate, share
 from dptrain.records import from_values
 from dptrain.runs.files import read_file
 from dptrain.runs.incidents import Incident, read_incidents
-from dptrain.runs.names import ENVIRONMENT, SPECIFICATION, SUMMARY
+from dptrain.runs.names import ENVIRONMENT, FAILURE, SPECIFICATION, SUMMARY
 from dptrain.runs.spans import Spans, steps_text
 from dptrain.texts import command_line
 from dptrain.training.evaluation.class_files import (
@@ -55,6 +55,9 @@ LINE: Mapping[str, Form] = {
     **dict.fromkeys(NUMBERS, Optional(NUMBER)),
     **dict.fromkeys(ACCURACIES, Optional(SHARE)),
 }
+
+MOST_OF_MESSAGE = 1000
+"""Characters of the message of a run that diverged."""
 
 
 @dataclass(frozen=True)
@@ -267,6 +270,9 @@ def _unfinished(folder: Path) -> str:
     after = ""
     with suppress(OSError, ValueError):
         after = f", its last checkpoint is that of step {int(read_regular(last, 100))}"
+    if (folder / FAILURE).exists():
+        message = shown(read_file(folder, FAILURE)["message"], MOST_OF_MESSAGE)
+        return f"the training run in {folder} has no results{after}: {message}"
     return (
         f"the training run in {folder} has not ended: it has no {SUMMARY}{after}; wait until it "
         f"ends, or continue it with: {command_line('train', '--resume', folder)}"

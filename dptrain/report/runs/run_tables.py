@@ -7,11 +7,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from dptrain.measure.profile.tables import busy_table, memory_table, parts_table, stages_table
+from dptrain.numbers import value_text
 from dptrain.report.profiles.profile_page import efficiency_tables
 from dptrain.report.runs.run_record import METRICS, TrainingRun
 from dptrain.runs.incidents import summary_line
 from dptrain.runs.names import INCIDENTS, SPANS, SUMMARY
-from dptrain.runs.spans import changed_text, steps_text, value_text
+from dptrain.runs.spans import changed_text, steps_text
 from dptrain.tables import Column, Records, Table, texts
 from dptrain.vocabulary import find_term
 
@@ -139,12 +140,3 @@ def settings_tables(run: TrainingRun) -> list[Table]:
         Table("Settings", (*columns(given), origin), "", "settings", SPANS),
         Table(title, columns(others), "", "defaults", SPANS, folded=True),
     ]
-
-
-def setting_text(value: object) -> str:
-    """Return a setting as a person would write it."""
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, float):
-        return f"{value:g}"
-    return str(value)

@@ -56,7 +56,16 @@ from dptrain.measure.metrics import MetricsFile
 from dptrain.network.files import write_network
 from dptrain.network.network import Network
 from dptrain.runs.files import read_file
-from dptrain.runs.names import CONFIG, ENVIRONMENT, LOCK, NETWORK, SPANS, SPECIFICATION, SUMMARY
+from dptrain.runs.names import (
+    CONFIG,
+    ENVIRONMENT,
+    FAILURE,
+    LOCK,
+    NETWORK,
+    SPANS,
+    SPECIFICATION,
+    SUMMARY,
+)
 from dptrain.runs.spans import Spans
 from dptrain.texts import command_line
 from dptrain.training.evaluation.class_files import (
@@ -326,6 +335,10 @@ class RunDirectory:
         """Write `summary.json`."""
         self._write(SUMMARY, dump_json(summary, indent=2) + "\n")
 
+    def write_failure(self, message: str) -> None:
+        """Write `failure.json`: why the run has no results."""
+        self._write(FAILURE, dump_json({"message": message}) + "\n")
+
     def write_quality(self, quality: Quality | None, dataset: Dataset) -> None:
         """Write the predictions of the test data: `predicted.csv`, or those of `class_files`."""
         if isinstance(quality, ValueQuality):
@@ -343,7 +356,7 @@ class RunDirectory:
 
     def remove_summary(self) -> None:
         """Delete `summary.json`, because the run continues and the results will be others."""
-        for name in (SUMMARY, PREDICTED, CONFUSION, MISTAKES, LABELS):
+        for name in (SUMMARY, FAILURE, PREDICTED, CONFUSION, MISTAKES, LABELS):
             with writing(self.path / name, check=self.check_present):
                 (self.path / name).unlink(missing_ok=True)
 

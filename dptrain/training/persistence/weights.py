@@ -121,8 +121,9 @@ def check_fitting_weights(
         frozen: names of parameters that training will not change.
 
     Raises:
-        UserError: the file cannot be read, no parameter fits, an array has another type, or one of
-            a layer with frozen parameters does not fit.
+        UserError: the file cannot be read, no parameter fits, an array has another type, one of a
+            layer with frozen parameters does not fit, or the file is of another network of the zoo
+            and lacks layers.
     """
     path = Path(path)
     with _open(path) as source:
@@ -351,7 +352,11 @@ def _mismatch(network: Network, match: _Match) -> str | None:
 def _require_some(
     network: Network, path: Path, match: _Match, frozen: Collection[str] = ()
 ) -> None:
-    """Refuse a file of which nothing fits, or too little for the frozen layers."""
+    """Refuse a file of which too little fits: nothing, not all frozen layers, or a smaller network.
+
+    A network of the zoo whose layers are among those of another one, such as resnet18 and resnet34,
+    would leave the layers between them at random.
+    """
     expected = expected_shapes(network)
     first = next(p for p in network.parameters if p.name not in match.known)
     for name, kind in match.types.items():
@@ -367,6 +372,12 @@ def _require_some(
         if known not in (None, network.name):
             reason = f"they are of {known}; use --network {known}"
         raise UserError(_do_not_fit(path, network, reason))
+    lacking = [n for n in match.missing if n.rpartition(".")[0] != output_layer(network)]
+    if lacking and network.family is not None:
+        known = network_of_weights(path)
+        if known not in (None, network.name):
+            reason = f"they are of {known}, and lack {_first(lacking)}; use --network {known}"
+            raise UserError(_do_not_fit(path, network, reason))
     layers = {name.rpartition(".")[0] for name in frozen}
     for name in expected:
         is_frozen = name in frozen or (".running_" in name and name.rpartition(".")[0] in layers)

@@ -33,7 +33,7 @@ from benchmarks.gpu.peers import theirs, torch_layers
 from benchmarks.gpu.peers.inference_peers import torch_inference
 from benchmarks.gpu.peers.theirs import GPUMode, TorchProgram, modes_for
 from benchmarks.programs.own_programs import initial
-from benchmarks.programs.torch_network import LOSSES, parameter_names, torch_network
+from benchmarks.programs.torch_network import LOSSES, TorchNetwork, parameter_names
 from benchmarks.progress import Progress
 from benchmarks.report import Report, Rows, comparisons
 from benchmarks.session import Cases, Session, Settings, run_sections
@@ -98,7 +98,7 @@ def test_an_update_without_decay_is_seen() -> None:
 
 def in_bfloat16(network: Network) -> dict[str, NDArray[Any]]:
     """What PyTorch computes from the same numbers in bfloat16."""
-    modules = torch_network(network, initial(network))
+    modules = TorchNetwork(network, initial(network))
     x, y = (torch.from_numpy(array) for array in random_batch(network, N))
     with torch.autocast("cpu", dtype=torch.bfloat16):
         z = modules(x)

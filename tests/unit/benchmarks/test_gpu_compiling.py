@@ -14,7 +14,7 @@ pytest.importorskip("torch")
 from benchmarks import check
 from benchmarks.gpu import compiling
 from benchmarks.gpu.cases import Exact
-from benchmarks.gpu.compiling import StepCase, known_networks, main
+from benchmarks.gpu.compiling import Request, known_networks, main
 from benchmarks.outside import find_network
 from benchmarks.progress import Progress
 from dptrain.network import Dense, Flatten, Network
@@ -22,11 +22,11 @@ from dptrain.network import Dense, Flatten, Network
 pytestmark = pytest.mark.more
 
 CASES = [
-    StepCase("model-small", 2, "cuda", "tf32"),
-    StepCase("model-small", 4, "cuda", "tf32"),
-    StepCase("model-small", 2, "cuda", "bf16"),
-    StepCase("model-small", 2, "numba", "fp32"),
-    StepCase("model-small", 2, "cudnn", "tf32"),
+    Request("model-small", "cuda", 2, "tf32"),
+    Request("model-small", "cuda", 4, "tf32"),
+    Request("model-small", "cuda", 2, "bf16"),
+    Request("model-small", "numba", 2, "fp32"),
+    Request("model-small", "cudnn", 2, "tf32"),
 ]
 
 
@@ -44,7 +44,8 @@ def test_each_precision_of_the_cuda_backend_has_a_process(monkeypatch: pytest.Mo
     with pytest.raises(ZeroDivisionError), compiling.compiling(CASES):
         raise ZeroDivisionError
     assert started == [
-        ["model-small,2,cuda,tf32", "model-small,4,cuda,tf32"], ["model-small,2,cuda,bf16"],
+        [f"model-small:cuda:{n}:tf32:sgd:step" for n in (2, 4)],
+        ["model-small:cuda:2:bf16:sgd:step"],
     ]  # fmt: skip
     assert all(process.returncode is not None for process in processes)
 
@@ -59,7 +60,7 @@ def test_a_context_waits_for_its_processes(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_a_step_that_cannot_be_built_does_not_keep_others_from_it() -> None:
-    main(["nothing,2,numba,fp32", "model-small,2,numba,fp32"])
+    main([f"{name}:numba:2:fp32:sgd:step" for name in ("nothing", "model-small")])
 
 
 def test_only_networks_with_a_name_are_compiled_elsewhere() -> None:

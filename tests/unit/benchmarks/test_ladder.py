@@ -1,4 +1,4 @@
-"""Every rung of a direction computes the same of a layer, at shapes that fit no tile."""
+"""Every rung computes the same of a layer, at shapes that fit no tile."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ import pytest
 from benchmarks.coarse_check import WrongResultError
 from benchmarks.ladder import cpu
 from benchmarks.ladder.gpu import LAYERS, climb, own
-from benchmarks.ladder.layer import DIRECTIONS, Layer, Numbers, bound, error, exact, layer_of
+from benchmarks.ladder.layer import Layer, Numbers, bound, error, exact, layer_of
 from benchmarks.ladder.rungs import FOLDER, rungs
 from dptrain.backends.cuda.device.nvrtc import find_compiler
 from dptrain.network.layers import Conv2d, Flatten
 from dptrain.network.losses import MeanSquaredError
 from dptrain.network.network import Network
-from dptrain.plan.lowering import Phase
 from tests.emulator.emulator import Emulator
 from tests.tiers import tiered
 
@@ -29,73 +28,48 @@ SHAPES = [
 WIDE = Layer(2, 32, 6, 7, 32, 3, padding=1)
 """Between so many channels weights are brought into an order of their own first."""
 SOURCES = sorted(path.name for path in FOLDER.glob("*.cu"))
-NAMES = {
-    "forward": [
-        "direct, by image",
-        "direct",
-        "one block",
-        "one block, tiles",
-        "many blocks",
-        "shared tiles",
-        "implicit",
-    ],
-    "weights": ["many blocks", "shared tiles", "implicit", "split-K"],
-    "input": ["many blocks", "shared tiles", "implicit"],
-}
+NAMES = [
+    "direct, by image", "direct", "one block", "one block, tiles", "many blocks", "shared tiles",
+    "implicit",
+]  # fmt: skip
 
 
 def test_exact_is_a_sum_over_windows() -> None:
     layer = SHAPES[2]
     numbers = Numbers.of(layer)
-    y = exact(layer, numbers, Phase.FORWARD)
+    y = exact(layer, numbers)
     assert y.shape == (3, 17, 5, 6)
     padded = np.pad(numbers.x, ((0, 0), (0, 0), (2, 2), (2, 2))).astype(float)
     window = padded[1, :, 4:9, 6:11]
     assert y[1, 16, 2, 3] == pytest.approx((window * numbers.w[16]).sum() + numbers.b[16])
 
 
-@pytest.mark.parametrize("layer", SHAPES, ids=str)
-def test_exact_gradients_are_those_of_the_exact_output(layer: Layer) -> None:
-    """The output is linear in x and in w: Σ dy · y of other numbers is Σ dx · x and Σ dw · w."""
-    numbers, random = Numbers.of(layer), np.random.default_rng(1)
-    x, w = random.standard_normal(numbers.x.shape), random.standard_normal(numbers.w.shape)
-    zero = np.zeros_like(numbers.b)
-    for direction, other in ((Phase.BACKWARD_INPUT, x), (Phase.BACKWARD_WEIGHT, w)):
-        by_input = direction is Phase.BACKWARD_INPUT
-        given = (x, numbers.w) if by_input else (numbers.x, w)
-        y = exact(layer, Numbers(*given, zero, numbers.dy), Phase.FORWARD)
-        gradient = exact(layer, numbers, direction)
-        assert gradient.shape == other.shape
-        assert (gradient * other).sum() == pytest.approx((numbers.dy * y).sum())
-
-
 @pytest.mark.parametrize("seed", tiered([0, 1], [1]), ids=["in order", "in random order"])
-@pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("layer", tiered(SHAPES, [SHAPES[1]]), ids=str)
-def test_every_rung_computes_the_layer(layer: Layer, direction: str, seed: int) -> None:
-    numbers, phase = Numbers.of(layer), DIRECTIONS[direction]
-    wanted = exact(layer, numbers, phase)
+def test_every_rung_computes_the_layer(layer: Layer, seed: int) -> None:
+    numbers = Numbers.of(layer)
+    wanted = exact(layer, numbers)
     # The emulator finds sources in its own folder, and reports every race and stray access.
-    ladder = rungs(Emulator(seed, FOLDER), layer, numbers, phase, "")
-    assert [rung.name for rung in ladder] == NAMES[direction]
-    ladder.append(own(Emulator(seed), layer, numbers, phase, "fp32"))
+    ladder = rungs(Emulator(seed, FOLDER), layer, numbers, "")
+    assert [rung.name for rung in ladder] == NAMES
+    ladder.append(own(Emulator(seed), layer, numbers, "fp32"))
     for rung in ladder:
         rung.start()
         rung.start()
         assert rung.result().shape == wanted.shape
-        assert error(rung.result(), wanted) <= bound(layer, phase, wanted.size), rung.name
+        assert error(rung.result(), wanted) <= bound(layer), rung.name
 
 
 @pytest.mark.parametrize("layer", SHAPES, ids=str)
 def test_every_version_on_the_processor_computes_the_layer(layer: Layer) -> None:
     numbers = Numbers.of(layer)
-    wanted = exact(layer, numbers, Phase.FORWARD)
+    wanted = exact(layer, numbers)
     found = cpu.rungs(layer, numbers)
     assert [rung.extra_bytes for rung in found] == [0, *[4 * layer.terms * layer.pixels] * 2]
     for rung in found:
         rung.start()
         rung.start()
-        assert error(rung.result(), wanted) <= bound(layer, Phase.FORWARD, wanted.size), rung.name
+        assert error(rung.result(), wanted) <= bound(layer), rung.name
 
 
 def test_a_version_that_computes_something_else_is_not_timed(
@@ -110,38 +84,28 @@ def test_a_version_that_computes_something_else_is_not_timed(
 
 
 @pytest.mark.parametrize("layer", tiered([SHAPES[2], WIDE], [SHAPES[2]]), ids=str)
-@pytest.mark.parametrize("direction", DIRECTIONS)
-def test_our_own_kernels_are_given_what_they_keep_in_fewer_bits(
-    direction: str, layer: Layer
-) -> None:
-    phase = DIRECTIONS[direction]
+def test_our_own_kernels_are_given_what_they_keep_in_fewer_bits(layer: Layer) -> None:
     numbers = Numbers.of(layer)
-    wanted = exact(layer, numbers, phase)
-    rung = own(Emulator(0), layer, numbers, phase, "bf16")
+    wanted = exact(layer, numbers)
+    rung = own(Emulator(0), layer, numbers, "bf16")
     rung.start()
     off = error(rung.result(), wanted)
-    assert bound(layer, phase, wanted.size) < off <= bound(layer, phase, wanted.size, "bf16")
+    assert bound(layer) < off <= bound(layer, "bf16")
 
 
 def test_a_buffer_serves_one_image_after_another() -> None:
     few, many = SHAPES[0], Layer(9, 3, 7, 5, 5, 3, padding=1)
     sizes = [
-        [rung.extra_bytes
-         for phase in DIRECTIONS.values()
-         for rung in rungs(Emulator(0, FOLDER), layer, Numbers.of(layer), phase, "")]
+        [rung.extra_bytes for rung in rungs(Emulator(0, FOLDER), layer, Numbers.of(layer), "")]
         for layer in (few, many)
     ]  # fmt: skip
-    buffer, parts = 4 * 27 * 35, 512 * 4 * 27 * 5
-    forward = [0] * 2 + [buffer] * 4 + [0]
-    gradients = [buffer] * 2 + [0, parts] + [buffer] * 2 + [0]
-    assert sizes[0] == sizes[1] == forward + gradients
+    assert sizes[0] == sizes[1] == [0] * 2 + [4 * 27 * 35] * 4 + [0]
 
 
-@pytest.mark.parametrize("direction", DIRECTIONS)
-def test_a_wrong_result_is_noticed(direction: str) -> None:
-    layer, phase = SHAPES[0], DIRECTIONS[direction]
-    wanted = exact(layer, Numbers.of(layer), phase)
-    most = bound(layer, phase, wanted.size)
+def test_a_wrong_result_is_noticed() -> None:
+    layer = SHAPES[0]
+    wanted = exact(layer, Numbers.of(layer))
+    most = bound(layer)
     assert error(wanted * (1 + 1e-4), wanted) > most
     turned = wanted[..., ::-1, :]
     assert error(turned, wanted) > most
@@ -167,12 +131,11 @@ def test_layers_of_networks() -> None:
         assert 4 * node.flops.forward == layer.flops + 4 * layer.filters * layer.pixels
 
 
-@pytest.mark.parametrize("direction", DIRECTIONS)
 def test_climbing_prints_a_line_a_rung(
-    direction: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("benchmarks.ladder.gpu.torch_ms", lambda *_: [0.4, 0.5, 0.6])
-    monkeypatch.setattr("benchmarks.ladder.gpu.cublas_ms", lambda *_: None)
+    times_ms = {"PyTorch fp32": [0.4, 0.5, 0.6]}
+    monkeypatch.setattr("benchmarks.ladder.gpu.torch_ms", lambda *_: times_ms)
     layer = SHAPES[0]
     device = Emulator(0)
     monkeypatch.setattr(
@@ -180,8 +143,8 @@ def test_climbing_prints_a_line_a_rung(
         lambda _, *rest: rungs(Emulator(0, FOLDER), *rest, ""),
     )
     monkeypatch.setattr(Emulator, "times_ms", lambda self, start: (start(), [1.0, 2.0, 3.0])[1])
-    climb(device, "a layer", layer, direction, "fp32")
+    climb(device, "a layer", layer, "fp32")
     lines = capsys.readouterr().out.splitlines()
-    assert lines[1].startswith(f"a layer, {direction}: 2 images 3x7x5 to 5x7x5")
-    names = [name.split()[0] for name in NAMES[direction]]
+    assert lines[1].startswith("a layer: 2 images 3x7x5 to 5x7x5")
+    names = [name.split()[0] for name in NAMES]
     assert [line.split()[0] for line in lines[3:]] == [*names, "dptrain", "PyTorch"]

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from benchmarks.batch import dropout_factors, random_batch
-from benchmarks.coarse_check import WrongResultError, require_agreement
+from benchmarks.coarse_check import FLIPPED, WrongResultError, allowed_in_updates, require_agreement
 from benchmarks.outside import OUTSIDE, find_network
 from benchmarks.programs.onnx_programs import onnxruntime_inference, openvino_inference
 from benchmarks.programs.own_programs import dptrain_inference, dptrain_training, first_step
@@ -73,7 +73,18 @@ def test_a_program_that_trains_otherwise_is_refused(spoil: Any) -> None:
     theirs = first_step(torch_training(network, *random_batch(network, 3), MODES[0]))
     wrong = first_step(replace(right, step=spoil(right.step)))
     with pytest.raises(WrongResultError, match="dptrain and PyTorch differ in"):
-        require_agreement("case", wrong, theirs)
+        require_agreement("case", wrong, theirs, allowed=allowed_in_updates(network))
+
+
+def test_a_unit_that_rounding_decides_is_accepted_in_updates_alone() -> None:
+    rng = np.random.default_rng(0)
+    exact = {"loss": np.array(1.0), "conv1.weight": rng.standard_normal(100)}
+    moved = {**exact, "conv1.weight": exact["conv1.weight"] * (1 + FLIPPED / 2)}
+    assert require_agreement("case", moved, exact, allowed=FLIPPED) == pytest.approx(0.5)
+    for wrong in (moved, {**exact, "loss": np.array(1 + FLIPPED / 2)}):
+        with pytest.raises(WrongResultError, match="differ in"):
+            require_agreement("case", wrong, exact, allowed=FLIPPED if wrong is not moved else 1e-4)
+    assert allowed_in_updates(find_network("resnet20")) > allowed_in_updates(NETWORK)
 
 
 def test_jax_makes_the_same_step(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,41 +65,29 @@ def write_to(folder: Path, report: Report) -> Path:
         (Target(3.0), 3.0, "reached"),
         (Target(3.0), 2.61, "0.87 of target"),
         (Target(3.0), 2.9999, "0.99 of target"),
-        (Target(15.0, at_most=True), 14.0, "reached"),
-        (Target(15.0, at_most=True), 30.0, "0.50 of target"),
     ],
 )
 def test_verdicts(target: Target, figure: float, verdict: str) -> None:
     assert target.verdict(figure) == verdict
 
 
-def test_targets_are_those_of_the_measured_cases() -> None:
-    rows = tables_of(make_report())[-1].rows
-    size = "sum and update of 4.27 MB, 8 ranks"
-    assert rows == (
-        ("model0, batch 256, 16 threads", "efficiency relative to independent copies",
-         "0.80", "≥ 0.9", "0.89 of target"),
-        ("model0, batch 256, 1 threads", "times faster than the best peer", "5.00",
-         "≥ 4", "reached"),
-        ("model0, batch 256, 16 threads", "times faster than the best peer", "3.20",
-         "≥ 4", "0.80 of target"),
-        (size, "time relative to traffic.c", "1.50", "≤ 1.5", "reached"),
-        (size, "times faster than the better MPI", "5.00", "≥ 4", "reached"),
-    )  # fmt: skip
-
-
 def test_the_summary_names_the_case_that_is_farthest_from_its_target() -> None:
-    lines = tables_of(make_report())[0].rows
-    assert lines[1] == (
-        "threads: times faster than the best peer", "3.20–5.00", "≥ 4", "1 of 2",
-        "model0, batch 256, 16 threads (3.20)",
-    )  # fmt: skip
+    assert tables_of(make_report())[0].rows == (
+        ("threads", "3.20–5.00", "≥ 4", "1 of 2", "model0, batch 256, 16 threads (3.20)"),
+    )
     assert headline(make_report()).splitlines() == [
-        "3 of 5 figures reach their target",
+        "1 of 2 figures reach their target",
         "1 results were checked before they were timed; the largest error is 1e-06 of the allowed "
         "one",
         "not measured: JAX: not installed",
     ]
+
+
+def test_sums_are_compared_with_the_traffic_and_with_mpi() -> None:
+    (found,) = (each for each in tables_of(make_report()) if each.title == "Sum and update alone")
+    line = dict(zip(found.columns, found.rows[0], strict=True))
+    assert line["dptrain / traffic.c"] == "1.50"
+    assert line["times faster than MPI"] == "5.00"
 
 
 @pytest.mark.parametrize(
@@ -141,58 +129,28 @@ def test_without_a_peer_there_is_no_ratio() -> None:
             row("PyTorch graph", 0.1, precision="bf16", network="model0", batch=256)]  # fmt: skip
     (found,) = comparisons(Rows(rows))
     assert found.best is found.ratio is None
-    assert figures(gpu_report(*rows))["training"] == []
+    assert figures(gpu_report(*rows)) == {}
     assert tables_of(gpu_report(*rows))[0].rows[0][:3] == ("model0", "256", "tf32")
-
-
-def test_a_small_batch_must_reach_both_its_time_and_its_ratio() -> None:
-    case = {"network": "model0", "batch": 32, "precision": "tf32"}
-    report = gpu_report(row("dptrain cuda", 0.044, **case), row("PyTorch graph", 0.131, **case))
-    verdicts = {f.quantity: f.target.verdict(f.value.value) for f in figures(report)["training"]}
-    assert verdicts == {
-        "µs of a step": "reached",
-        "times faster than the best peer": "0.99 of target",
-    }
 
 
 def test_training_on_images_is_compared_with_the_bare_step_and_streams_with_their_limit() -> None:
     case = {"network": "cifar", "batch": 32, "precision": "bf16", "gpus": 1}
     ours = row("dptrain cuda", 0.051, bare_ms=0.049, **case)
     report = gpu_report(ours, row("PyTorch graph", 0.305, **case), section="data")
-    values = {f.quantity: f.value.value for f in figures(report)["data"]}
-    assert values == pytest.approx(
-        {"speed / that of the bare step": 49 / 51, "times faster than the best peer": 305 / 51}
-    )
+    assert "0.961" in tables_of(report)[0].rows[0]
     stream = row("dptrain cuda", 0.165, source="PNG files", says="no limit, 2%",
                  limits_ms={"step": 0.14, "link": 0.008, "reading": 0.15}, **case)  # fmt: skip
-    report = gpu_report(stream, section="streams")
-    (figure,) = figures(report)["streams"]
-    assert figure.value.value == pytest.approx(150 / 165)
-    assert "0.909" in tables_of(report)[1].rows[0]
+    assert "0.909" in tables_of(gpu_report(stream, section="streams"))[0].rows[0]
 
 
-def test_ranks_on_gpus_have_efficiencies_and_ratios() -> None:
-    case = {"network": "model0", "batch": 32, "precision": "tf32"}
-    rows = [
-        row("dptrain", ms, gpus=gpus, **case) for gpus, ms in ((1, 0.041), (2, 0.05), (8, 0.07))
-    ]
-    rows += [row(program, ms, gpus=8, **case)
-             for program, ms in (("PyTorch graph", 0.224), ("PyTorch DDP", 2.103))]  # fmt: skip
-    found = figures(gpu_report(*rows, section="ranks"))["ranks"]
-    assert [(f.quantity, round(f.value.value, 3), f.reached) for f in found] == [
-        ("weak efficiency", 0.82, True), ("weak efficiency", 0.586, False),
-        ("µs of a step", 70.0, True), ("times faster than the best peer", 3.2, True),
-    ]  # fmt: skip
-
-
-def test_errors_of_fp32_are_compared_with_pytorch() -> None:
+def test_errors_of_fp32_are_listed_next_to_pytorchs() -> None:
     case = {"network": "small", "batch": 2, "layer": "conv1", "quantity": "output"}
     rows = [{**case, "program": "dptrain cuda", "error": 1e-7},
             {**case, "program": "PyTorch", "error": 5e-8}]  # fmt: skip
-    report = gpu_report(*rows, section="precision")
-    (figure,) = figures(report)["precision"]
-    assert (figure.value.value, figure.reached) == (2.0, False)
-    assert tables_of(report)[1].rows[0][-1] == "1.00e-07"
+    (found,) = tables_of(gpu_report(*rows, section="precision"))
+    assert [line[-2:] for line in found.rows] == [
+        ("dptrain cuda", "1.00e-07"), ("PyTorch", "5.00e-08"),
+    ]  # fmt: skip
 
 
 def test_reports_are_written_read_and_combined(tmp_path: Path) -> None:

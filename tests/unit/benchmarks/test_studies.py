@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from benchmarks.gpu.compiling import Request
 from benchmarks.studies import measuring, merge, running, strategies_gpu
 from benchmarks.studies.__main__ import main
 from benchmarks.studies.claims import reader, spreads
@@ -31,7 +32,7 @@ from benchmarks.studies.claims.reader import all_rows, find_row
 from benchmarks.studies.claims.results import MissingResultError, Results
 from benchmarks.studies.claims.texts import filled, times
 from benchmarks.studies.claims.values import Values, lead
-from benchmarks.studies.compiling import Request, requests
+from benchmarks.studies.compiling import requests
 from benchmarks.studies.exact import counts, cross_entropy
 from benchmarks.studies.measuring import (
     CPU,

@@ -19,7 +19,7 @@ def test_backward_pooling_counts_cells_beyond_2_31() -> None:
     assert 2**31 < cells * samples < 2**32
     dy = np.ones((2, 4, 4, 1), np.float32)
     dx = np.full_like(dy, np.nan)
-    geometry = ints(4, 4, 1, 4, 4, 1, 3, 3, 1, 1, 1, 1)
+    geometry = ints(4, 4, 1, 4, 4, 1, 3, 3, 1, 1, 1, 1, 1, 1)
     _, dx = launch(
         "pooling.cu", "sum_pool2d_backward", 2 * cells, dy, dx, np.float32(1.0),
         *ints(samples), *geometry,

@@ -249,7 +249,7 @@ def launch(
     )  # fmt: skip
     geometry = ints(
         view.height, view.width, view.channels, view.out_height, view.out_width, view.filters,
-        view.r, view.s, *strides, view.top, view.left,
+        view.r, view.s, *strides, view.top, view.left, 1, 1,
     )  # fmt: skip
     function(
         tile.grid(rows, view.filters, count), tile.block,

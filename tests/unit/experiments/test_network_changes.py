@@ -8,19 +8,22 @@ import random
 import re
 import signal
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import dptrain
+from dptrain.cli.study import EXAMPLES
 from dptrain.comm.world import World
 from dptrain.errors import UserError
 from dptrain.experiments import sweep, sweep_cases
 from dptrain.experiments.case_runs import CaseRuns
 from dptrain.experiments.network_changes import AXES, change_layers
 from dptrain.experiments.sweep_cases import UNCHANGED, Case, Design, list_cases, point_name
-from dptrain.experiments.sweep_results import kind_times
+from dptrain.experiments.sweep_results import PointResult, kind_times
+from dptrain.experiments.sweep_tables import sweep_table
 from dptrain.network import Conv2d, Dense, Flatten, MaxPool2d, Network
 from dptrain.network.files import write_network
 from dptrain.training import trainer
@@ -321,3 +324,39 @@ def test_a_device_without_steps_timed_by_stage_has_no_times_by_operation(tmp_pat
     assert result["runs"] == 1
     assert result["score"] is not None
     assert (result["conv_forward_ms"], result["kinds"]) == (None, [])
+
+
+def _examples() -> list[tuple[str, str, list[str]]]:
+    """Return network, change and values in the examples of `dptrain study`."""
+    found = []
+    for line in EXAMPLES.splitlines():
+        words = line.split()
+        network = words[words.index("--network") + 1] if "--network" in words else "model0"
+        pairs = [(w.removeprefix("--").replace("-", "_"), v) for w, v in pairwise(words)]
+        pairs += [tuple(w.split("=")) for w in words if "=" in w]
+        found += [(network, name, value.split(",")) for name, value in pairs if name in AXES]
+    return found
+
+
+def test_the_examples_of_the_help_are_possible() -> None:
+    examples = _examples()
+    assert len(examples) >= 8
+    for network, name, values in examples:
+        for value in values:
+            change_layers(dptrain.get_network(network), {name: value})
+
+
+@pytest.mark.parametrize(
+    ("points", "title"),
+    [
+        ([{}, {"stride": "2"}], "Variants of the network"),
+        ([{"stride": "2", "seed": "1"}], "Points of the sweep"),
+        ([{"learning_rate": "0.1"}], "Points of the sweep"),
+    ],
+)
+def test_a_table_of_variants_is_called_so(points: list[dict[str, str]], title: str) -> None:
+    results = [
+        PointResult(point, 1, 0, None, "", step_ms=1.0, training_s=1.0, memory_bytes=1.0)
+        for point in points
+    ]
+    assert sweep_table(results).title == title

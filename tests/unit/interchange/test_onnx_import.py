@@ -454,6 +454,23 @@ def test_axes_and_positions_are_those_of_the_runtime_or_refused(
         read_onnx(path)
 
 
+@pytest.mark.parametrize("scales", [(2, 3), (1.5, 2), (1, 2.5), (0.5, 2)])
+def test_resizing_of_opset_10_has_scales_alone(scales: tuple[float, float], tmp_path: Path) -> None:
+    constants = {"s": np.array([1, 1, *scales], np.float32)}
+    path = file_of(tmp_path, chain(("Resize", ["s"], {}), *ENDING), constants, opset=10)
+    if min(scales) >= 1:
+        check(path)
+        return
+    with pytest.raises(UserError, match=r"its scales are \[1.0, 1.0, 0.5, 2.0\], and its opset 10"):
+        read_onnx(path)
+
+
+def test_linear_resizing_of_opset_10_is_refused_by_its_positions(tmp_path: Path) -> None:
+    nodes = chain(("Resize", ["s"], {"mode": "linear"}), *ENDING)
+    with pytest.raises(UserError, match="is asymmetric; expected half_pixel or align_corners"):
+        read_onnx(file_of(tmp_path, nodes, SCALES, opset=10))
+
+
 @pytest.mark.parametrize("scale", [1, 2, 3, 4])
 def test_whole_factors_have_one_nearest_pixel(scale: int, tmp_path: Path) -> None:
     """The nearest pixel by half pixels is that of PyTorch."""

@@ -202,6 +202,13 @@ def test_an_unfinished_run_has_no_report(tmp_path: Path) -> None:
     assert not (run / REPORT).exists()
 
 
+def test_a_run_that_diverged_says_so(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", ended=False)
+    (run / "failure.json").write_text('{"message": "training diverged: the loss is nan at step 3"}')
+    with pytest.raises(UserError, match=r"has no results: training diverged: the loss is nan"):
+        write_report(run)
+
+
 @pytest.mark.parametrize("name", ["summary.json", "spec.json", "env.json"])
 def test_a_named_pipe_in_a_run_is_refused(tmp_path: Path, name: str) -> None:
     run = write_run(tmp_path / "run")

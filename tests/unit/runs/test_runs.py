@@ -104,6 +104,9 @@ def test_states(folder: Path, tmp_path: Path) -> None:
     for name in ("config.toml", "spec.json"):
         (run / name).write_bytes((folder / "rate-0.01" / name).read_bytes())
     assert read_record(run)["state"] == "unfinished"
+    (run / "failure.json").write_text('{"message": "training diverged"}')
+    assert read_record(run)["state"] == "diverged"
+    (run / "failure.json").unlink()
     (run / "summary.json").write_text('{"stopped": true}')
     assert read_record(run)["state"] == "stopped"
     (run / "summary.json").write_text('{"stopped": false}')

@@ -18,7 +18,7 @@ from dptrain.runs.incidents import read_incidents
 from dptrain.runs.resizing import request_ranks, take_request
 from dptrain.scaling.launching import Launcher
 from dptrain.survival import supervisor
-from dptrain.survival.nodes import within_allocation
+from dptrain.survival.nodes import on_hosts, parse_hosts, usable, within_allocation
 from dptrain.survival.rehearsal import PlannedFault, parse_fault
 from dptrain.survival.supervisor import Job, Supervisor
 
@@ -228,3 +228,19 @@ def test_a_request_that_nobody_takes_is_withdrawn(
     with pytest.raises(UserError, match="so its number of ranks cannot change"):
         request_ranks(tmp_path, 3)
     assert take_request(tmp_path) is None
+
+
+def test_hosts_that_start_nothing_are_left_out(tmp_path: Path) -> None:
+    """The launcher reaches a and c."""
+    program = tmp_path / "mpirun"
+    program.write_text("#!/bin/sh\ncase $2 in b:*) exit 1 ;; *) echo here ;; esac\n")
+    program.chmod(0o755)
+    mpirun, hosts = Launcher((str(program),), False), parse_hosts("a:2,b:2,c:1")
+    launcher, ranks = usable(mpirun, 5, hosts)
+    assert launcher.arguments == (str(program), "-hosts", "a:2,c:1")
+    assert ranks == 3
+    open_mpi = on_hosts(Launcher((str(program),), True), hosts)
+    assert open_mpi.arguments[1:] == ("--host", "a:2,b:2,c:1")
+    for text in ("a:0", ":2", "a:b"):
+        with pytest.raises(UserError, match="expected NAME:RANKS"):
+            parse_hosts(text)

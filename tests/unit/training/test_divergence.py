@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,11 @@ import pytest
 
 from dptrain import Dense, MeanSquaredError, Network
 from dptrain.comm.world import DivergedError
+from dptrain.errors import UserError
+from dptrain.report.files import write_report
+from dptrain.runs.records import read_record
 from dptrain.training.divergence import StableRate, advice
+from dptrain.training.persistence.rundir import RunDirectory
 from dptrain.training.trainer import Trainer
 
 RATE = re.compile(r"--learning-rate (\S+)")
@@ -90,6 +95,23 @@ def test_a_run_that_diverges_says_what_helps(rate: float, warmup: int, text: str
     assert "smaller learning rate, for example" not in message
     if suggested := RATE.search(message):
         train(learning_rate=float(suggested[1]))
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_the_directory_of_a_run_that_diverged_says_so_until_it_is_resumed(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    settings: dict[str, Any] = {
+        "backend": "reference", "steps": 40, "progress": False, "schedule": "constant",
+        "momentum": 0.0, "optimizer": "sgd", "run_dir": run,
+    }  # fmt: skip
+    with pytest.raises(DivergedError) as caught:
+        Trainer("model-small", "digits", learning_rate=1e30, **settings).fit()
+    assert read_record(run)["state"] == "diverged"
+    with pytest.raises(UserError, match="has no results") as refused:
+        write_report(run)
+    assert str(refused.value).endswith(str(caught.value))
+    RunDirectory.open(run).remove_summary()
+    assert read_record(run)["state"] == "unfinished"
 
 
 def test_data_that_is_not_finite_is_named() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,10 @@ from safetensors.numpy import load_file, save_file
 from dptrain import Trainer, load
 from dptrain.api import make_replica
 from dptrain.backends.replica import Replica
+from dptrain.cli.main import run
 from dptrain.data.sources.shapes import generate
 from dptrain.errors import UserError
-from dptrain.interchange.weight_names import network_of_weights
+from dptrain.interchange.weight_names import expected_shapes, network_of_weights
 from dptrain.network import (
     BatchNorm2d,
     Conv2d,
@@ -525,3 +527,24 @@ def test_a_batch_normalisation_may_have_fixed_numbers(backend: str, tmp_path: Pa
     np.testing.assert_allclose(losses[1], losses[0], rtol=2e-4)
     np.testing.assert_array_equal(replica.statistics["batchnorm1.running_mean"], mean)
     np.testing.assert_array_equal(replica.parameters["batchnorm1.weight"], np.ones(3))
+
+
+@pytest.mark.parametrize("known", ["resnet20", "resnet56"])
+def test_a_dry_run_states_the_weights_and_refuses_those_of_a_smaller_network(
+    known: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All arrays of resnet20 fit resnet56, whose other layers would be random."""
+    path = tmp_path / "w.safetensors"
+    shapes = expected_shapes(get_network(known))
+    save_file({name: np.ones(shape, np.float32) for name, shape in shapes.items()}, path)
+    command = ["train", "--network", "resnet56", "--weights", str(path), "--data", "shapes"]
+    code = run([*command, "--backend", "null", "--dry-run"], is_rank_zero=True)
+    found = capsys.readouterr()
+    if known == "resnet56":
+        assert code == 0
+        assert f"from {path}" in " ".join(found.out.split())
+        assert re.search(r"weights: (\d+) of \1 parameters and (\d+) of \2 running", found.out)
+        return
+    assert code == 2
+    assert "they are of resnet20, and lack " in found.err
+    assert found.err.rstrip().endswith("use --network resnet20")

@@ -165,8 +165,8 @@ extern "C" __global__ void __launch_bounds__(SLOTS* WINDOW_R* LINES)
     conv2d_depthwise_backward_weight(const Number* __restrict__ x, const Number* __restrict__ dy,
                                      float* __restrict__ partial, int samples,
                                      GEOMETRY_PARAMETERS) {
-    __shared__ Floats shared[LINES][WINDOW_R * SLOTS];
     wait_for_previous_kernel();
+    __shared__ Floats shared[LINES][WINDOW_R * SLOTS];
     const Geometry g = GEOMETRY_ARGUMENTS;
     const int vectors = g.channels / VECTOR;
     const int column = threadIdx.x % (WINDOW_R * SLOTS), own = threadIdx.x / (WINDOW_R * SLOTS);

@@ -78,9 +78,9 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
                                         const Number* __restrict__ dy,
                                         float* __restrict__ partial, int samples,
                                         GEOMETRY_PARAMETERS) {
+    wait_for_previous_kernel();
 #if TENSOR_CORES
     extern __shared__ __align__(16) char memory[];
-    wait_for_previous_kernel();
     const Geometry g = GEOMETRY_ARGUMENTS;
     Number* const buffers = reinterpret_cast<Number*>(memory);
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;

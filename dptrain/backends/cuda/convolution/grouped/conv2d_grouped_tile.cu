@@ -136,9 +136,9 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
     conv2d_grouped_tile(const Number* __restrict__ source, const float* __restrict__ w,
                         const float* __restrict__ bias, Number* __restrict__ result, int has_bias,
                         int samples, GEOMETRY_PARAMETERS) {
+    wait_for_previous_kernel();
 #if TENSOR_CORES
     extern __shared__ __align__(16) char memory[];
-    wait_for_previous_kernel();
     const Geometry g = GEOMETRY_ARGUMENTS;
     Number* const weights = reinterpret_cast<Number*>(memory);
     Number* const sources = weights + WEIGHT_SIZE;

@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import ClassVar
 
 from dptrain.backends.cuda.convolution.bound_convolution import Case
 from dptrain.backends.cuda.dense.gemm_tiles import ceil_div
@@ -26,8 +27,9 @@ MIN_TILE_PIXELS, MAX_TILE_PIXELS = 48, 256
 MIN_WARPS, MAX_WARPS, MAX_WGRAD_WARPS = 4, 8, 16
 """Fewest and most warps of a block of products, and most of a block of weight gradients."""
 
-PRODUCT_REGISTERS = 128
-"""Registers of a thread, from which the resident blocks are estimated."""
+PRODUCT_REGISTERS, WGRAD_REGISTERS = 96, 72
+"""Registers of a thread of products and of weight gradients, from which the resident blocks are
+estimated: what the layers of ResNeXt-50 and RegNet-X and -Y (400 MF) take at most on sm_90."""
 
 RESIDENT_WARPS = 12
 """Warps of a multiprocessor from which copies are assumed to overlap with products."""
@@ -148,6 +150,7 @@ class GroupedTile:
     buffers: int
 
     ALGORITHM = "grouped tiles"
+    REGISTERS: ClassVar[int] = PRODUCT_REGISTERS
 
     def __str__(self) -> str:
         return f"{self.rows} x {self.columns} pixels, {self.units} units, {self.warps} warps"
@@ -185,9 +188,7 @@ class GroupedTile:
     @cached_property
     def resident_blocks(self) -> int:
         """Resident blocks of a multiprocessor; 0 if a block does not fit."""
-        return self.shape.limits.blocks_per_sm(
-            32 * self.warps, PRODUCT_REGISTERS, self.shared_bytes
-        )
+        return self.shape.limits.blocks_per_sm(32 * self.warps, self.REGISTERS, self.shared_bytes)
 
     def blocks(self, samples: int) -> int:
         """Return the blocks of a slab: as many as are resident."""
@@ -340,6 +341,8 @@ class WeightTile(GroupedTile):
     Attributes:
         channel_chunks, filter_chunks: 16 channels, and 16 filters, of a unit that a block computes.
     """
+
+    REGISTERS: ClassVar[int] = WGRAD_REGISTERS
 
     channel_chunks: int
     filter_chunks: int
