@@ -65,7 +65,7 @@ def _classifiers(paths: Sequence[Path]) -> str:
             for row in csv.DictReader(file):
                 name, ratio = "{network} ({library}), {size}²".format_map(row), float(row["ratio"])
                 where = (
-                    "GPU" if row["backend"] in ("cuda", "cudnn") else f"{row['threads']} threads"
+                    "GPU" if row["backend"] in ("cuda", "cudnn") else threads_text(row["threads"])
                 )
                 column = f"{where}, {row['precision']}, batch {row['batch']}"
                 cells[name, column] = f"{ratio:.2f}<br>{three_digits(float(row['samples/s']))}/s"
