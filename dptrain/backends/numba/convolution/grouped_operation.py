@@ -130,8 +130,8 @@ def _axes(group: Group, phase: Phase) -> tuple[Any, Any]:
     sizes = node.input_shape if phase is Phase.BACKWARD_INPUT else node.output_shape
     axis = backward_axis if phase is Phase.BACKWARD_INPUT else forward_axis
     return tuple(
-        axis(*each)
-        for each in zip(
+        axis(*numbers)
+        for numbers in zip(
             (top, left), conv.strides, conv.dilations, conv.window, sizes[1:], strict=True
         )
     )  # type: ignore[return-value]
