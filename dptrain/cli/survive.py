@@ -185,7 +185,8 @@ def _try_out(launcher: Launcher) -> None:
     """
     for is_last in (False, False, True):
         try:
-            return launcher.try_out()
+            launcher.try_out()
+            break
         except UserError:
             if is_last:
                 raise
