@@ -21,6 +21,7 @@ from dptrain.machine import available_cores
 from dptrain.runs.names import CONFIG
 
 if TYPE_CHECKING:
+    from dptrain.scaling.launching import Launcher
     from dptrain.training.settings import Settings
 
 MOST_RESTARTS = 20
@@ -120,7 +121,7 @@ def survive(
         raise UserError("rehearse signals ranks of this machine, which srun does not start")
     if hosts and launcher.is_srun:
         raise UserError("--hosts is for mpirun; srun starts ranks on the nodes of its allocation")
-    on_hosts(launcher, hosts).try_out()
+    _try_out(on_hosts(launcher, hosts))
     run_dir = run_dir or _new_folder(chosen)
     program = [sys.executable, "-m", "dptrain", "train", *_words({**given, "run_dir": run_dir})]
     program += [*(["--config", str(file)] if file else []), *(["--verbose"] if verbose else [])]
@@ -174,6 +175,21 @@ def _load(
     if is_new:
         raise UserError(f"{run_dir} has a run; choose another --run-dir for a rehearsal")
     return load_settings({**given, "resume": run_dir, "run_dir": run_dir}, os.environ), run_dir
+
+
+def _try_out(launcher: Launcher) -> None:
+    """Find mistakes in the arguments of a launcher; a fault at this moment is none.
+
+    Raises:
+        UserError: the launcher starts no rank three times in a row.
+    """
+    for is_last in (False, False, True):
+        try:
+            launcher.try_out()
+            break
+        except UserError:
+            if is_last:
+                raise
 
 
 def _new_folder(chosen: Settings) -> Path:
