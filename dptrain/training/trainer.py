@@ -58,6 +58,7 @@ from dptrain.training.averaging import averaged_parameters, averaged_replica, ha
 from dptrain.training.balance import Balancer, Shares
 from dptrain.training.baseline import InterleavedBaseline, open_loader
 from dptrain.training.callbacks import Callback, Checkpoints, ExperimentLog, MetricsLog, Progress
+from dptrain.training.digests.comparison import StateChecks
 from dptrain.training.divergence import StableRate, raise_not_finite
 from dptrain.training.engines import StepResult
 from dptrain.training.evaluation.evaluation import (
@@ -294,7 +295,8 @@ class Trainer(Sealed):
         # Checkpoints come last, so that the metrics of a step are written before its checkpoint.
         self._snapshots = Snapshots()
         logs = MetricsLog(), ExperimentLog()
-        self.callbacks = [*callbacks, *logs, Checkpoints(), self._snapshots]
+        writers = Checkpoints(), self._snapshots
+        self.callbacks = [*callbacks, *logs, StateChecks(writers), *writers]
         self.history = History()
         self._turn = threading.RLock()
         self._task: str | None = None

@@ -23,6 +23,7 @@ def make_engine(
     buckets: tuple[Bucket, ...],
     recorder: StepRecorder,
     statistics_sum: StatisticsSum | None = None,
+    digest_every: int = 0,
 ) -> Engine:
     """Return the engine for a replica's memory.
 
@@ -32,9 +33,11 @@ def make_engine(
         buckets: of the flat gradient, as `gradient_sum` has them.
         recorder: receives the times of every step.
         statistics_sum: adds its batch statistics over the ranks; None if each rank uses its own.
+        digest_every: one in so many updates is guarded at least, see
+            `dptrain.training.digests.guard`; 0 guards none, and on a device none is.
     """
     if not replica.memory.asynchronous:
-        return HostEngine(replica, gradient_sum, buckets, recorder, statistics_sum)
+        return HostEngine(replica, gradient_sum, buckets, recorder, statistics_sum, digest_every)
     engine = DeviceEngine if gradient_sum.enqueues else HostSumDeviceEngine
     return engine(replica, gradient_sum, buckets, recorder, statistics_sum)
 

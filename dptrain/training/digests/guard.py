@@ -1,0 +1,118 @@
+"""Digests of state that has one copy.
+
+This is the state of a single rank, slices in shared memory, and with the strategy ``central`` all
+state, because rank 0 replaces the parameters of the others after each update. There is nothing to
+compare it with. The rank that updates or receives it stores its digest, and computes it again
+before the next update. Between the two only computations read the state, so that a difference is an
+error of memory, or a write to a wrong address.
+
+An update that is guarded takes the time in which a processor reads the state twice. As many updates
+are guarded as fit into `SHARE` of the time, and at least one in `every`.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+from time import perf_counter
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dptrain.backends.digests import PARAMETERS, StateDigests, tensors_text
+from dptrain.backends.replica import Replica
+from dptrain.comm.sums.base import GradientSum
+from dptrain.errors import UserError
+
+ADVICE = "continue with --resume from the newest checkpoint, without this hardware"
+"""What to do, the end of each message."""
+
+
+SHARE = 0.001
+"""Part of the time that guards take, unless `every` requires more."""
+
+
+class CorruptedSliceError(UserError):
+    """State has changed between an update and its next use; the rank that owns it raises this."""
+
+    exit_code = 1
+
+
+class StateGuard:
+    """Guards the slices of the state that this rank updates.
+
+    Args:
+        replica: has the state.
+        slices: elements that this rank updates or receives.
+        every: one in so many updates is guarded at least.
+        arrays: the arrays of the state; None for all.
+
+    Attributes:
+        receives: True if another rank updates the slices.
+    """
+
+    def __init__(
+        self,
+        replica: Replica,
+        slices: Sequence[slice],
+        every: int,
+        arrays: Sequence[str] | None = None,
+    ) -> None:
+        self._replica, self._every, self.receives = replica, every, arrays is not None
+        self._digests = {
+            (each.start, each.stop): StateDigests(replica, each, arrays) for each in slices
+        }
+        self._began, self._guarded_s = perf_counter(), 0.0
+        self._stored: dict[tuple[int, int], NDArray[np.uint64]] = {}
+        self._num_writes = 0
+
+    def store(self, elements: slice, number: int) -> None:
+        """Store the digests of a slice after update number `number`, if this one is guarded."""
+        began = perf_counter()
+        if number % self._every and self._guarded_s > SHARE * (began - self._began):
+            return
+        key = elements.start, elements.stop
+        self._stored[key] = self._digests[key].compute()
+        self._num_writes = self._replica.num_writes
+        self._guarded_s += 2 * (perf_counter() - began)  # The check takes as long.
+
+    def check(self, number: int) -> None:
+        """Compare all slices with their digests, before update number `number`.
+
+        Nothing is compared if a program has assigned parameters in between.
+
+        Raises:
+            CorruptedSliceError: a slice has changed.
+        """
+        stored, self._stored = self._stored, {}
+        if self._replica.num_writes != self._num_writes:
+            return
+        for key, before in stored.items():
+            digests = self._digests[key]
+            changed = np.flatnonzero(digests.compute() != before)
+            if len(changed):
+                tensors = [digests.tensors[at] for at in changed.tolist()]
+                device = self._replica.memory.name or "host memory"
+                raise CorruptedSliceError(
+                    f"silent corruption: {tensors_text(tensors)} changed on {socket.gethostname()} "
+                    f"({device}) between step {number - 1} and its next use, while nothing wrote "
+                    f"there; the memory is faulty, or a program wrote to a wrong address; {ADVICE}"
+                )
+
+
+def make_guard(gradient_sum: GradientSum, replica: Replica, every: int) -> StateGuard | None:
+    """Return the guard of the state that has one copy; None if there is none on this rank.
+
+    Args:
+        gradient_sum: decides which elements this rank updates.
+        replica: has the state.
+        every: one in so many updates is guarded at least; 0 guards none.
+    """
+    is_central = gradient_sum.name == "central"
+    if every and is_central and not gradient_sum.world.is_rank_zero:
+        return StateGuard(replica, [slice(0, replica.plan.trained.size)], every, [PARAMETERS])
+    has_one_copy = gradient_sum.is_identity or replica.arrays.is_shared or is_central
+    slices = [each for each in gradient_sum.updated_slices if each.stop > each.start]
+    if not every or not has_one_copy or not slices:
+        return None
+    return StateGuard(replica, slices, every)
