@@ -123,7 +123,7 @@ class StateDigests:
         flats = {PARAMETERS: (replica.flat_parameters, plan.layout)}
         flats |= {name: (flat, plan.trained) for name, flat in replica.flat_state.items()}
         if elements is None:
-            flats[STATISTICS] = (replica.flat_statistics, plan.statistics)
+            flats[STATISTICS] = (replica.statistics.flat, plan.statistics)
         self.tensors: tuple[Tensor, ...] = ()
         self._kernels: list[DigestKernel] = []
         for array, (flat, layout) in flats.items():

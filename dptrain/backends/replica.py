@@ -321,11 +321,6 @@ class Replica(Sealed):
         self.context.parameters_version = UNKNOWN_VERSION
         return self._arrays.parameters
 
-    @property
-    def flat_statistics(self) -> NDArray[Any]:
-        """The running statistics in the layout `Plan.statistics`; one element more if none."""
-        return self._flat_statistics
-
     def _count_write(self) -> None:
         self.num_writes += 1
         if self.context.parameters_version != UNKNOWN_VERSION:

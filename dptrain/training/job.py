@@ -726,7 +726,9 @@ def _engine(
     statistics_sum = None
     if spec.batch_norm == "global":
         statistics_sum = make_statistics_sum(world, replica, gradient_sum.transport)
-    return make_engine(replica, gradient_sum, buckets, recorder, statistics_sum, spec.digest_every)
+    return make_engine(
+        replica, gradient_sum, buckets, recorder, statistics_sum, guards_state=spec.digest_every > 0
+    )
 
 
 def _cache_images(

@@ -161,7 +161,7 @@ def _hardware(rank: RankSpec) -> str:
 
 
 class StateChecks(Callback):
-    """Compare the replicas every `JobSpec.digest_every` steps, and before their state is written.
+    """Check the state every `JobSpec.digest_every` steps, and before it is written.
 
     Args:
         writers: callbacks that write the state; they follow this one.
@@ -172,25 +172,35 @@ class StateChecks(Callback):
         self._comparison: StateComparison | None = None
 
     def on_step(self, trainer: Trainer, result: StepResult) -> None:
-        if not (self.needs_parameters(trainer, trainer.step) or trainer.is_last_step):
-            return
-        job = trainer.job
+        if self.is_due(trainer, trainer.step) or trainer.is_last_step:
+            self.compare(trainer.job, trainer.step)
+            trainer.job.engine.check_state()
+
+    def is_due(self, trainer: Trainer, step: int) -> bool:
+        """Return whether the state is checked after step number `step`, counted from 1."""
+        every = trainer.job.spec.digest_every
+        if not every:
+            return False
+        return not step % every or any(
+            each.needs_parameters(trainer, step) for each in self._writers
+        )
+
+    def compare(self, job: Job, step: int) -> None:
+        """Compare the replicas after step number `step`, counted from 1; all ranks call this.
+
+        Raises:
+            CorruptedError: they differ; on every rank.
+        """
         if not _compares(job):
             return
         if self._comparison is None or self._comparison.replica is not job.replica:
             self._comparison = StateComparison(job)
         found = self._comparison.compare()
         if found is not None:
-            raise_corrupted(job, found, trainer.step)
+            raise_corrupted(job, found, step)
 
     def needs_parameters(self, trainer: Trainer, step: int) -> bool:
-        job = trainer.job
-        every = job.spec.digest_every
-        if not every or job.world.size == 1:
-            return False
-        return not step % every or any(
-            each.needs_parameters(trainer, step) for each in self._writers
-        )
+        return trainer.job.world.size > 1 and self.is_due(trainer, step)
 
     def close(self) -> None:
         self._comparison = None

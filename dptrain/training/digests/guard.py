@@ -6,8 +6,9 @@ compare it with. The rank that updates or receives it stores its digest, and com
 before the next update. Between the two only computations read the state, so that a difference is an
 error of memory, or a write to a wrong address.
 
-An update that is guarded takes the time in which a processor reads the state twice. As many updates
-are guarded as fit into `SHARE` of the time, and at least one in `every`.
+A guarded update takes the time in which a processor reads the state twice more. As many updates are
+guarded as fit into `SHARE` of the time, and in addition one in `JobSpec.digest_every` and those
+before checkpoints.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ ADVICE = "continue with --resume from the newest checkpoint, without this hardwa
 
 
 SHARE = 0.001
-"""Part of the time that guards take, unless `every` requires more."""
+"""Part of the time that guards take, unless more are required."""
 
 
 class CorruptedSliceError(UserError):
@@ -44,7 +45,6 @@ class StateGuard:
     Args:
         replica: has the state.
         slices: elements that this rank updates or receives.
-        every: one in so many updates is guarded at least.
         arrays: the arrays of the state; None for all.
 
     Attributes:
@@ -55,39 +55,52 @@ class StateGuard:
         self,
         replica: Replica,
         slices: Sequence[slice],
-        every: int,
         arrays: Sequence[str] | None = None,
     ) -> None:
-        self._replica, self._every, self.receives = replica, every, arrays is not None
+        self._replica, self.receives = replica, arrays is not None
         self._digests = {
             (each.start, each.stop): StateDigests(replica, each, arrays) for each in slices
         }
         self._began, self._guarded_s = perf_counter(), 0.0
         self._stored: dict[tuple[int, int], NDArray[np.uint64]] = {}
-        self._num_writes = 0
+        self._number = self._num_writes = 0
 
-    def store(self, elements: slice, number: int) -> None:
-        """Store the digests of a slice after update number `number`, if this one is guarded."""
+    def store(self, elements: slice, number: int, *, is_required: bool) -> None:
+        """Store the digests of a slice after an update.
+
+        Args:
+            elements: the slice.
+            number: of the update, from 1.
+            is_required: False guards the update only if this takes little of the time.
+        """
         began = perf_counter()
-        if number % self._every and self._guarded_s > SHARE * (began - self._began):
+        if not is_required and self._guarded_s > SHARE * (began - self._began):
             return
         key = elements.start, elements.stop
         self._stored[key] = self._digests[key].compute()
-        self._num_writes = self._replica.num_writes
+        self._number, self._num_writes = number, self._replica.num_writes
         self._guarded_s += 2 * (perf_counter() - began)  # The check takes as long.
 
-    def check(self, number: int) -> None:
-        """Compare all slices with their digests, before update number `number`.
+    def release(self) -> None:
+        """Let the state change: check it, and forget its digests.
+
+        Raises:
+            CorruptedSliceError: a slice has changed.
+        """
+        self.check()
+        self._stored = {}
+
+    def check(self) -> None:
+        """Compare all slices with their digests.
 
         Nothing is compared if a program has assigned parameters in between.
 
         Raises:
             CorruptedSliceError: a slice has changed.
         """
-        stored, self._stored = self._stored, {}
         if self._replica.num_writes != self._num_writes:
             return
-        for key, before in stored.items():
+        for key, before in self._stored.items():
             digests = self._digests[key]
             changed = np.flatnonzero(digests.compute() != before)
             if len(changed):
@@ -95,24 +108,21 @@ class StateGuard:
                 device = self._replica.memory.name or "host memory"
                 raise CorruptedSliceError(
                     f"silent corruption: {tensors_text(tensors)} changed on {socket.gethostname()} "
-                    f"({device}) between step {number - 1} and its next use, while nothing wrote "
+                    f"({device}) between step {self._number} and its next use, while nothing wrote "
                     f"there; the memory is faulty, or a program wrote to a wrong address; {ADVICE}"
                 )
 
 
-def make_guard(gradient_sum: GradientSum, replica: Replica, every: int) -> StateGuard | None:
+def make_guard(gradient_sum: GradientSum, replica: Replica) -> StateGuard | None:
     """Return the guard of the state that has one copy; None if there is none on this rank.
 
     Args:
         gradient_sum: decides which elements this rank updates.
         replica: has the state.
-        every: one in so many updates is guarded at least; 0 guards none.
     """
     is_central = gradient_sum.name == "central"
-    if every and is_central and not gradient_sum.world.is_rank_zero:
-        return StateGuard(replica, [slice(0, replica.plan.trained.size)], every, [PARAMETERS])
+    if is_central and not gradient_sum.world.is_rank_zero:
+        return StateGuard(replica, [slice(0, replica.plan.trained.size)], [PARAMETERS])
     has_one_copy = gradient_sum.is_identity or replica.arrays.is_shared or is_central
     slices = [each for each in gradient_sum.updated_slices if each.stop > each.start]
-    if not every or not has_one_copy or not slices:
-        return None
-    return StateGuard(replica, slices, every)
+    return StateGuard(replica, slices) if has_one_copy and slices else None

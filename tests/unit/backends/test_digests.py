@@ -108,7 +108,7 @@ def digest_of(changes: dict[int, tuple[int, int]]) -> tuple[int, int]:
     for at, (old, new) in changes.items():
         before[at], after[at] = old, new
     bounds = np.array([0, size])
-    return tuple(int(numpy_digests(each, bounds, 0)()[0]) for each in (before, after))
+    return int(numpy_digests(before, bounds, 0)()[0]), int(numpy_digests(after, bounds, 0)()[0])
 
 
 @given(st.integers(0, 2**20 - 1), WORD, WORD)

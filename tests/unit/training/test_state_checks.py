@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from dptrain.backends.digests import Tensor
 from dptrain.training.callbacks import AfterStep
@@ -36,7 +38,9 @@ def ranks(count: int) -> list[RankSpec]:
 def test_the_minority_is_named(
     digests: list[list[int]], named: tuple[int, ...] | None, is_minority: bool
 ) -> None:
-    replicas = {(r,): np.array(each, np.uint64) for r, each in enumerate(digests)}
+    replicas: dict[tuple[int, ...], NDArray[np.uint64]] = {
+        (r,): np.array(each, np.uint64) for r, each in enumerate(digests)
+    }
     found = find_difference(TENSORS, replicas)
     if named is None:
         assert found is None
@@ -51,10 +55,11 @@ def test_the_minority_is_named(
 
 
 def trainer(every: int, callback: AfterStep, run_dir: Path | None = None) -> Trainer:
+    kept: dict[str, Any] = {} if run_dir is None else {"run_dir": run_dir, "checkpoint_every": 2}
     return Trainer(
         "mlp-5", "irradiance?samples=64", batch_size=16, steps=8, digest_every=every, threads=1,
         progress=False, callbacks=[callback], backend="reference", optimizer="sgd", momentum=0.9,
-        **({} if run_dir is None else {"run_dir": run_dir, "checkpoint_every": 2}),
+        **kept,
     )  # fmt: skip
 
 
@@ -85,7 +90,7 @@ def test_undisturbed_state_and_assigned_parameters_raise_no_alarm() -> None:
     def assign(trainer: Trainer, result: object) -> None:
         if trainer.step % 2:
             name = next(iter(trainer.parameters))
-            trainer.parameters[name] = 0.5 * trainer.parameters[name]
+            trainer.job.replica.parameters[name] = 0.5 * trainer.parameters[name]
 
     trained = trainer(1, AfterStep(assign))
     trained.fit()
