@@ -201,7 +201,12 @@ class Supervisor:
             self._begin_incident(fault, before)
             self._pause(max(repeats, starts) - 1)
             if self._signal is not None:
-                return STOPPED
+                return self._stopped()
+
+    def _stopped(self) -> int:
+        """Return the exit code after a signal."""
+        early = self._signal == signal.SIGINT and not (self.job.run_dir / CONFIG).exists()
+        return INTERRUPTED if early else STOPPED
 
     def _resize(self) -> None:
         """Continue with the number of ranks that a user requested."""
@@ -279,8 +284,8 @@ class Supervisor:
         if code in (STOPPED, DIVERGED, INTERRUPTED) or (code == MISTAKE and is_first):
             return code, None
         if self._signal is not None:
-            early = self._signal == signal.SIGINT and not (self.job.run_dir / CONFIG).exists()
-            return (INTERRUPTED if early else STOPPED), None
+            _print(f"{self._signal.name} ended the ranks before they could stop in order")
+            return self._stopped(), None
         rank, cause = lines.cause()
         host = _HOST.search(f"{cause} ")
         return code, Fault(

@@ -163,21 +163,38 @@ def test_a_job_without_progress_that_uses_no_processor_is_started_again(tmp_path
     assert found.cause == "no step was completed for 1 s"
 
 
-def test_a_signal_reaches_the_launcher_and_no_rank_is_started_again(tmp_path: Path) -> None:
-    made = job(tmp_path, {"step": 3, "sleeps": 60, "code": 0})
+@pytest.mark.parametrize(
+    ("number", "does", "code"),
+    [
+        (signal.SIGTERM, {"step": 3}, 75),
+        (signal.SIGINT, {"step": 3}, 75),
+        (signal.SIGTERM, {}, 75),
+        (signal.SIGINT, {}, 130),  # There is nothing to continue.
+    ],
+)
+def test_a_signal_reaches_the_launcher_and_no_rank_is_started_again(
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    number: signal.Signals,
+    does: dict[str, Any],
+    code: int,
+) -> None:
+    made = job(tmp_path, {**does, "sleeps": 60, "code": 0})
 
     def stop() -> None:
-        while not (tmp_path / "run" / ".progress").exists():
+        while not (tmp_path / ("run/.progress" if does else "ranks")).exists():
             time.sleep(0.01)
-        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), number)
 
     thread = threading.Thread(target=stop)
-    before = signal.getsignal(signal.SIGTERM)
+    before = signal.getsignal(number)
     thread.start()
-    assert Supervisor(made).run() == 75  # SIGUSR1 ends this launcher.
+    assert Supervisor(made).run() == code  # SIGUSR1 ends this launcher.
     thread.join()
     assert ranks_of(tmp_path) == [4]
-    assert signal.getsignal(signal.SIGTERM) is before
+    assert signal.getsignal(number) is before
+    line = f"dptrain: {number.name} ended the ranks before they could stop in order"
+    assert [text for text in capfd.readouterr().err.splitlines() if text] == [line]
 
 
 def test_slurm_names_the_nodes_that_are_left(
