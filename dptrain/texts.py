@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 WRAPPED = 12
 """Least width of texts that are wrapped and keep their indentation."""
@@ -27,11 +28,17 @@ def without_folders(text: str) -> str:
 def command_line(*words: object) -> str:
     """Return a command of dptrain that a shell reads as these words.
 
-    Example:
+    Examples:
         >>> command_line("report", "runs/learning rate 0.1")
         "dptrain report 'runs/learning rate 0.1'"
+        >>> command_line("report", Path("-0.1"))  # Not an option.
+        'dptrain report ./-0.1'
     """
-    return shlex.join(["dptrain", *map(str, words)])
+    return shlex.join(["dptrain", *map(_word, words)])
+
+
+def _word(value: object) -> str:
+    return f"./{value}" if isinstance(value, Path) and str(value)[0] == "-" else str(value)
 
 
 def with_escapes(text: str) -> str:

@@ -236,13 +236,23 @@ def run_trial(trial: Trial, folder: Path, course: Course) -> dict[str, Any]:
 
 
 def _find(running: Running, victims: tuple[int, ...]) -> list[int]:
-    """Return the processes of the victims, as soon as all of them run; [] if the job ends."""
+    """Return the processes of the victims, as soon as all of them run; [] if the job ends.
+
+    The program with which the launcher is tried out is no rank of the job.
+    """
     while running.process.poll() is None and not (running.run / "summary.json").exists():
         found = dict(find_ranks(running.process.pid))
+        found = {rank: pid for rank, pid in found.items() if _trains(pid)}
         if all(rank in found for rank in victims):
             return [found[rank] for rank in victims]
         time.sleep(0.002)
     return []
+
+
+def _trains(pid: int) -> bool:
+    with suppress(OSError):
+        return b"dptrain" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    return False
 
 
 def _faults(running: Running, facts: dict[str, Any], course: Course) -> Iterator[str]:

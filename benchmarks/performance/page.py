@@ -8,9 +8,9 @@ from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.performance.tables import TABLES, pivot
+from benchmarks.performance.tables import TABLES, pivot, threads_text
 from benchmarks.report import Report
-from benchmarks.tables import markdown
+from benchmarks.tables import markdown, three_digits
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "developers" / "performance.md"
@@ -65,10 +65,10 @@ def _classifiers(paths: Sequence[Path]) -> str:
             for row in csv.DictReader(file):
                 name, ratio = "{network} ({library}), {size}²".format_map(row), float(row["ratio"])
                 where = (
-                    "GPU" if row["backend"] in ("cuda", "cudnn") else f"{row['threads']} threads"
+                    "GPU" if row["backend"] in ("cuda", "cudnn") else threads_text(row["threads"])
                 )
                 column = f"{where}, {row['precision']}, batch {row['batch']}"
-                cells[name, column] = f"{ratio:.2f}<br>{float(row['samples/s']):,.4g}/s"
+                cells[name, column] = f"{ratio:.2f}<br>{three_digits(float(row['samples/s']))}/s"
                 ratios[name] = min(ratio, ratios.get(name, ratio))
                 day = row["date"].partition("T")[0]
                 measured.setdefault((row["machine"], row["versions"]), set()).add(day)

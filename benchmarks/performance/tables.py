@@ -75,7 +75,7 @@ def speedups(
             if ratio is None:
                 continue
             task = "inference" if section == "inference" else "training"
-            facts = {**row, "task": task, "count": _threads(row.get("threads", 1))}
+            facts = {**row, "task": task, "count": threads_text(row.get("threads", 1))}
             text = f"{text_of(ratio)}<br>{three_digits(_median_ms(row))} ms"
             if report.kind == "gpu":
                 text = f"{ratio.value:.2f} ({three_digits(1e3 * _median_ms(row))} µs)"
@@ -174,8 +174,9 @@ def _wall(row: Row | None) -> str:
     return f"{three_digits(row['wall_ms'])} ({three_digits(low)}–{three_digits(high)})"
 
 
-def _threads(count: int) -> str:
-    return f"{count} thread{'s' * (count != 1)}"
+def threads_text(count: int | str) -> str:
+    """Return a number of threads with its noun."""
+    return f"{count} thread{'s' * (str(count) != '1')}"
 
 
 def _sorted_columns(cells: Cells) -> Cells:

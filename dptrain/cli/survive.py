@@ -21,6 +21,7 @@ from dptrain.machine import available_cores
 from dptrain.runs.names import CONFIG
 
 if TYPE_CHECKING:
+    from dptrain.scaling.launching import Launcher
     from dptrain.training.settings import Settings
 
 MOST_RESTARTS = 20
@@ -102,17 +103,17 @@ def survive(
     """
     from dptrain.cli.printing import print_tables
     from dptrain.scaling.launching import find_launcher
-    from dptrain.survival.nodes import on_hosts, parse_hosts
+    from dptrain.survival.nodes import on_hosts, parse_hosts, slurm_number
     from dptrain.survival.rehearsal import Rehearsal, incidents_table, parse_fault
     from dptrain.survival.supervisor import Job, Supervisor
 
     flags, survival = split_flags(values)
     _refuse_launcher()
-    given = {"snapshots": True, **{k: v for k, v in flags.items() if v is not None}}
+    given = _with_snapshots({k: v for k, v in flags.items() if v is not None}, file)
     chosen, run_dir = _load(given, file, is_new=bool(planned))
     hosts = parse_hosts(survival["hosts"])
-    slots = sum(host.slots for host in hosts) or os.environ.get("SLURM_NTASKS")
-    ranks = survival["ranks"] or int(slots or available_cores())
+    slots = sum(host.slots for host in hosts) or slurm_number(os.environ, "SLURM_NTASKS")
+    ranks = survival["ranks"] or slots or available_cores()
     _check(chosen, ranks, survival["min_ranks"])
     launcher = find_launcher(parse_launcher(survival["launcher"]))
     faults = [parse_fault(text, number, ranks) for text, number in planned]
@@ -120,11 +121,12 @@ def survive(
         raise UserError("rehearse signals ranks of this machine, which srun does not start")
     if hosts and launcher.is_srun:
         raise UserError("--hosts is for mpirun; srun starts ranks on the nodes of its allocation")
-    on_hosts(launcher, hosts).try_out()
+    _try_out(on_hosts(launcher, hosts))
     run_dir = run_dir or _new_folder(chosen)
     program = [sys.executable, "-m", "dptrain", "train", *_words({**given, "run_dir": run_dir})]
     program += [*(["--config", str(file)] if file else []), *(["--verbose"] if verbose else [])]
-    threads = chosen.threads or int(os.environ.get("SLURM_CPUS_PER_TASK") or launcher.is_srun)
+    threads = chosen.threads or slurm_number(os.environ, "SLURM_CPUS_PER_TASK")
+    threads = threads or int(launcher.is_srun)
     job = Job(
         launcher, (*program, "--resume"), run_dir, ranks, survival["min_ranks"],
         survival["max_restarts"], threads, chosen.timeout, hosts,
@@ -173,7 +175,32 @@ def _load(
         return load_settings(given, os.environ, file), run_dir
     if is_new:
         raise UserError(f"{run_dir} has a run; choose another --run-dir for a rehearsal")
-    return load_settings({**given, "resume": run_dir, "run_dir": run_dir}, os.environ), run_dir
+    return load_settings({**given, "resume": run_dir}, os.environ), run_dir
+
+
+def _with_snapshots(given: dict[str, Any], file: Path | None) -> dict[str, Any]:
+    """Return the flags with the setting `snapshots`, unless the user has set it."""
+    from dptrain.training.settings import find_config, read_settings
+
+    if "DPTRAIN_SNAPSHOTS" in os.environ:
+        return given
+    values = {} if file is None else read_settings(find_config(file))
+    return {"snapshots": values.get("snapshots", True), **given}
+
+
+def _try_out(launcher: Launcher) -> None:
+    """Find mistakes in the arguments of a launcher; a fault at this moment is none.
+
+    Raises:
+        UserError: the launcher starts no rank three times in a row.
+    """
+    for is_last in (False, False, True):
+        try:
+            launcher.try_out()
+            break
+        except UserError:
+            if is_last:
+                raise
 
 
 def _new_folder(chosen: Settings) -> Path:
@@ -206,14 +233,13 @@ def _words(flags: Mapping[str, Any]) -> list[str]:
 
 def _introduction(ranks: int, survival: Mapping[str, Any], chosen: Settings, run_dir: Path) -> str:
     """Return what the user should know before the first start."""
-    least = survival["min_ranks"]
+    least, most = survival["min_ranks"], survival["max_restarts"]
+    fewer = f", or those that are left, at least {least}" if least < ranks else ""
+    started = f"{ranks} are started again{fewer}" if ranks > 1 else "it is started again"
     bits = (
         "final parameters do not depend on faults"
-        if chosen.shards
+        if chosen.shards or least == ranks
         else "with another number of ranks, the last bits of the parameters differ; --shards "
         f"{ranks} keeps them"
     )
-    return (
-        f"{run_dir}: if a rank is lost, {ranks} are started again, or those that are left, at "
-        f"least {least}; at most {survival['max_restarts']} times; {bits}"
-    )
+    return f"{run_dir}: if a rank is lost, {started}; at most {most} times; {bits}"

@@ -7,4 +7,4 @@ SPECIFICATION, ENVIRONMENT, SUMMARY, SPANS = "spec.json", "env.json", "summary.j
 FAILURE = "failure.json"
 """Why a run has no results: ``message``, in one line."""
 INCIDENTS = "incidents.json"
-LOCK = ".lock"
+LOCK, SUPERVISOR = ".lock", ".supervisor"

@@ -5,38 +5,40 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from contextlib import suppress
 from pathlib import Path
 
 from dptrain.errors import UserError
 from dptrain.files import read_regular, write_whole
+from dptrain.runs.locks import is_locked
+from dptrain.runs.names import SUPERVISOR
 
 REQUEST = ".resize"
-
-_TAKEN_S = 60.0
-"""Time in which a request is taken: ranks that start must first make a step."""
 
 
 def request_ranks(folder: Path, ranks: int) -> None:
     """Request another number of ranks, and wait until the request is taken.
+
+    Ranks that start take it after their first step.
 
     Args:
         folder: the run directory.
         ranks: number of ranks.
 
     Raises:
-        UserError: no process takes the request.
+        UserError: no `dptrain train --survive` runs there, or it ends before.
     """
     path = folder / REQUEST
     write_whole(path, f"{ranks}\n")
-    end = time.monotonic() + _TAKEN_S
     while path.exists():
-        if time.monotonic() > end:
+        if not is_locked(folder / SUPERVISOR):
             path.unlink(missing_ok=True)
+            run = shlex.quote(str(folder))
             raise UserError(
                 f"no dptrain train --survive runs {folder}, so its number of ranks cannot change; "
-                "continue it with: dptrain train --survive -n N --run-dir DIR"
+                f"continue it with: dptrain train --survive -n {ranks} --run-dir {run}"
             )
         time.sleep(0.05)
 

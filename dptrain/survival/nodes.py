@@ -48,8 +48,8 @@ def parse_hosts(text: str) -> tuple[Host, ...]:
         ['a:2', 'b:1']
     """
     hosts = []
-    for part in filter(None, text.split(",")):
-        name, _, slots = part.partition(":")
+    for part in text.split(",") if text else ():
+        name, _, slots = part.strip().partition(":")
         number = parse_number(slots or "1", int, Limits(at_least=1))
         if not name or number is None:
             raise UserError(f"--hosts is '{shown(text)}'; expected NAME:RANKS,…, such as a:2,b:2")
@@ -119,19 +119,24 @@ def within_allocation(
     states = _query("sinfo", "--noheader", "--Node", "--nodes", names, "--format=%N %t")
     found = dict(line.split() for line in states.splitlines() if len(line.split()) == 2)
     up = sorted(node for node, state in found.items() if not _DOWN.fullmatch(state))
-    if not up or len(up) == len(found) == _count(environ):
+    if not up or len(up) == len(found) == slurm_number(environ, "SLURM_JOB_NUM_NODES"):
         return launcher, ranks
-    tasks = int(environ.get("SLURM_NTASKS_PER_NODE") or -(-ranks // max(_count(environ), 1)))
+    tasks = slurm_number(environ, "SLURM_NTASKS_PER_NODE")
+    tasks = tasks or -(-ranks // max(slurm_number(environ, "SLURM_JOB_NUM_NODES"), 1))
     ranks = min(ranks, tasks * len(up))
     nodes = min(len(up), -(-ranks // tasks))
     options = (f"--nodelist={','.join(up[:nodes])}", f"--nodes={nodes}")
     return replace(launcher, arguments=(*launcher.arguments, *options)), ranks
 
 
-def _count(environ: Mapping[str, str]) -> int:
-    """Return the number of nodes with which the allocation began; 0 if unknown."""
-    text = environ.get("SLURM_JOB_NUM_NODES", "")
-    return int(text) if text.isdecimal() else 0
+def slurm_number(environ: Mapping[str, str], name: str) -> int:
+    """Return the number in a variable of Slurm; 0 if it has none.
+
+    Example:
+        >>> slurm_number({"SLURM_NTASKS": "8"}, "SLURM_NTASKS")
+        8
+    """
+    return int(parse_number(environ.get(name, ""), int, Limits(at_least=1)) or 0)
 
 
 def _query(*command: str) -> str:

@@ -23,6 +23,7 @@ from types import FrameType
 from dptrain.comm.signals import SIGNALS
 from dptrain.comm.watchdog import mpi_files
 from dptrain.errors import UserError
+from dptrain.files import writing
 from dptrain.runs.incidents import (
     Incident,
     RunProgress,
@@ -32,7 +33,8 @@ from dptrain.runs.incidents import (
     summary_line,
     write_incidents,
 )
-from dptrain.runs.names import CONFIG, SUMMARY
+from dptrain.runs.locks import lock
+from dptrain.runs.names import CONFIG, SUMMARY, SUPERVISOR
 from dptrain.runs.resizing import take_request
 from dptrain.scaling.launching import Child, Launcher
 from dptrain.survival.local_ranks import LocalRanks
@@ -141,11 +143,34 @@ class Supervisor:
         return self._incidents[self._num_before :]
 
     def run(self) -> int:
-        """Start the ranks until training has ended; return the exit code."""
-        with self._signals():
-            code = self._run()
-        self._finish(code)
+        """Start the ranks until training has ended; return the exit code.
+
+        Raises:
+            UserError: another process starts ranks for the run directory.
+        """
+        with self._held():
+            with self._signals():
+                code = self._run()
+            self._finish()
         return code
+
+    @contextmanager
+    def _held(self) -> Iterator[None]:
+        """Prevent another process from starting ranks for the run directory."""
+        run_dir = self.job.run_dir
+        with writing(run_dir):
+            run_dir.mkdir(parents=True, exist_ok=True)
+            descriptor = lock(run_dir / SUPERVISOR)
+        try:
+            take_request(run_dir)  # Of a process that was killed while it waited.
+            yield
+        finally:
+            if not (run_dir / CONFIG).exists():
+                # No rank has started a run here.
+                (run_dir / SUPERVISOR).unlink(missing_ok=True)
+                with suppress(OSError):
+                    run_dir.rmdir()
+            os.close(descriptor)
 
     def _run(self) -> int:
         repeats = starts = 0
@@ -176,7 +201,12 @@ class Supervisor:
             self._begin_incident(fault, before)
             self._pause(max(repeats, starts) - 1)
             if self._signal is not None:
-                return STOPPED
+                return self._stopped()
+
+    def _stopped(self) -> int:
+        """Return the exit code after a signal."""
+        early = self._signal == signal.SIGINT and not (self.job.run_dir / CONFIG).exists()
+        return INTERRUPTED if early else STOPPED
 
     def _resize(self) -> None:
         """Continue with the number of ranks that a user requested."""
@@ -254,8 +284,8 @@ class Supervisor:
         if code in (STOPPED, DIVERGED, INTERRUPTED) or (code == MISTAKE and is_first):
             return code, None
         if self._signal is not None:
-            early = self._signal == signal.SIGINT and not (self.job.run_dir / CONFIG).exists()
-            return (INTERRUPTED if early else STOPPED), None
+            _print(f"{self._signal.name} ended the ranks before they could stop in order")
+            return self._stopped(), None
         rank, cause = lines.cause()
         host = _HOST.search(f"{cause} ")
         return code, Fault(
@@ -315,15 +345,17 @@ class Supervisor:
             with suppress(UserError):
                 write_incidents(self.job.run_dir, self._incidents)
 
-    def _finish(self, code: int) -> None:
+    def _finish(self) -> None:
         """Leave nothing in memory, and print what the job outlived."""
         run_dir = self.job.run_dir
         self._write()
-        with suppress(UserError):
+        try:
             if (run_dir / CONFIG).exists():
                 step = promote(RunDirectory.open(run_dir, keep=1 << 30))
                 if step is not None:
                     _print(f"the snapshot of step {step} is now a checkpoint in {run_dir}")
+        except UserError as error:
+            _print(f"warning: the snapshots of {run_dir} stay in memory: {error}")
         forget_progress(run_dir)
         mpi_files.remove_unused(self._began)
         line = summary_line(self.incidents)
@@ -443,7 +475,7 @@ def _text(fault: Fault) -> str:
         return _REQUESTED
     what = f"rank {fault.rank} ended" if fault.rank is not None else "the ranks ended"
     if not fault.has_started:
-        what = f"no rank was started ({fault.cause})"
+        what = f"no rank has started to train ({fault.cause})"
     return what if fault.step is None else f"{what} after step {fault.step}"
 
 

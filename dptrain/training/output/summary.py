@@ -105,8 +105,9 @@ def _short_header(job: Job, step: int) -> Iterator[str]:
     yield f"{run}{job.network.name} ({_parameters(job)}), {_backends(job)}, {_workers(job)}"
     first, *others = data_lines(job.network, replace(data, description=_short_data(job)))
     yield from (first, *others, *_loss_and_weights(job))
+    epochs = spec.steps / spec.epoch_steps
     yield (
-        f"{count(spec.steps, 'step')} ({spec.steps / spec.epoch_steps:.3g} epochs)"
+        f"{count(spec.steps, 'step')} ({epochs:.3g} epoch{'s' * (epochs != 1)})"
         f"{_start_text(job, step)}: minibatch {spec.batch_size}{_optimisation(job)}"
     )
 

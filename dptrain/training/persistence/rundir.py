@@ -20,16 +20,14 @@ best/             the checkpoint of the best epoch by the validation data
 .lock             locked by the process that trains here
 .progress         the last complete step: see `dptrain.runs.incidents`
 .snapshots        names the snapshots of the run: see `dptrain.training.persistence.snapshots`
+.supervisor       locked by the process of `dptrain train --survive`
 """
 
 from __future__ import annotations
 
 import difflib
-import errno
-import fcntl
 import os
 import re
-import socket
 import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -56,6 +54,7 @@ from dptrain.measure.metrics import MetricsFile
 from dptrain.network.files import write_network
 from dptrain.network.network import Network
 from dptrain.runs.files import read_file
+from dptrain.runs.locks import lock
 from dptrain.runs.names import (
     CONFIG,
     ENVIRONMENT,
@@ -167,26 +166,11 @@ class RunDirectory:
         Raises:
             UserError: another process trains here; the message names it.
         """
-        path = self.path / LOCK
-        with writing(path):
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK, 0o666)
-            try:
-                # POSIX locks also work on network disks, unlike flock.
-                fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                if error.errno in (errno.EACCES, errno.EAGAIN):
-                    holder = os.read(descriptor, 200).decode(errors="replace").strip()
-                    os.close(descriptor)
-                    raise UserError(
-                        f"{shown(holder) or 'another process'} is training in run directory "
-                        f"{self.path}; wait until it ends, or choose another --run-dir"
-                    ) from None
-                # The disk has no locks, so other processes cannot be detected.
+        with writing(self.path / LOCK):
+            descriptor = lock(self.path / LOCK)
             directory = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
             self._release = weakref.finalize(self, _close_all, descriptor, directory)
             self._directory = directory
-            os.ftruncate(descriptor, 0)
-            os.write(descriptor, _myself().encode())
 
     def release(self) -> None:
         """Allow other processes to train here."""
@@ -407,11 +391,6 @@ def _refuse_taken(path: Path) -> None:
         advice = "resume that run with --resume, or " if (path / CONFIG).exists() else ""
         found = "is not empty" if advice else "is not empty and does not contain a run"
         raise UserError(f"run directory {path} {found}; {advice}choose another --run-dir")
-
-
-def _myself() -> str:
-    job = os.environ.get("SLURM_JOB_ID")
-    return f"process {os.getpid()} on {socket.gethostname()}" + (f", job {job}," if job else "")
 
 
 def _run_name(network: str, data: str, now: datetime) -> str:

@@ -153,8 +153,12 @@ class SnapshotFolder:
     def is_stale(self) -> bool:
         """Return True if no process uses the folder, and has not for `STALE_S`."""
         with suppress(OSError):
-            if time.time() - (self.path / _PROGRESS).stat().st_mtime < STALE_S:
+            # Writes to mapped memory do not change the time of the file.
+            used_s = max(self.path.stat().st_mtime, self.last_step[1] / 1e9)
+            if time.time() - used_s < STALE_S:
                 return False
+            if not (self.path / _PROGRESS).exists():  # Its process was killed in `open`.
+                return True
             with (self.path / _PROGRESS).open("rb") as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 return True
@@ -318,8 +322,8 @@ def _describe(of_nodes: Sequence[tuple[str | None, str]], needed: int) -> str:
 
     Example:
         >>> _describe([("/dev/shm", ""), (None, "/dev/shm has 1 MiB free")], 3 << 20)
-        'snapshots of the state in /dev/shm (at most 3 MiB); none on 1 of 2 nodes: /dev/shm has 1 \
-MiB free'
+        'snapshots of the state in /dev/shm (at most 3.0 MiB); none on 1 of 2 nodes: /dev/shm has \
+1 MiB free'
     """
     folders = dict.fromkeys(folder for folder, _ in of_nodes if folder is not None)
     reasons = [reason for folder, reason in of_nodes if folder is None]
@@ -340,9 +344,11 @@ def choose_place(needed: int, most_mib: int) -> tuple[Path | None, str]:
         with suppress(OSError):
             status = os.statvfs(place)
             free = status.f_bavail * status.f_frsize if status.f_blocks else 1 << 62
-            if free >= needed and os.access(place, os.W_OK):
+            is_writable = os.access(place, os.W_OK | os.X_OK)
+            if free >= needed and is_writable:
                 return place, ""
-            reasons.append(f"{place} has {format_bytes(free)} free")
+            found = f"has {format_bytes(free)} free" if is_writable else "cannot be written"
+            reasons.append(f"{place} {found}")
     return None, f"they need {format_bytes(needed)}; {' and '.join(reasons) or 'no folder exists'}"
 
 

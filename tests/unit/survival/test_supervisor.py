@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
+import textwrap
 import threading
 import time
 from pathlib import Path
@@ -59,6 +61,16 @@ def job(folder: Path, *plan: dict[str, Any], **changes: Any) -> Job:
         "ranks": 4, "least_ranks": 1, "most_restarts": 20, "threads": 1, "timeout": 60.0,
     }  # fmt: skip
     return Job(**{**values, **changes})
+
+
+def in_another_process(folder: Path, text: str) -> subprocess.Popen[bytes]:
+    """Start a program that knows the run directory as `run`; a process conflicts with no lock of
+    its own.
+    """
+    names = "import pathlib, time\nfrom dptrain.runs.locks import lock\n"
+    names += "from dptrain.runs.resizing import request_ranks\n"
+    names += f"run = pathlib.Path({str(folder / 'run')!r})\n"
+    return subprocess.Popen([sys.executable, "-c", names + textwrap.dedent(text)])
 
 
 def ranks_of(folder: Path) -> list[int]:
@@ -151,21 +163,38 @@ def test_a_job_without_progress_that_uses_no_processor_is_started_again(tmp_path
     assert found.cause == "no step was completed for 1 s"
 
 
-def test_a_signal_reaches_the_launcher_and_no_rank_is_started_again(tmp_path: Path) -> None:
-    made = job(tmp_path, {"step": 3, "sleeps": 60, "code": 0})
+@pytest.mark.parametrize(
+    ("number", "does", "code"),
+    [
+        (signal.SIGTERM, {"step": 3}, 75),
+        (signal.SIGINT, {"step": 3}, 75),
+        (signal.SIGTERM, {}, 75),
+        (signal.SIGINT, {}, 130),  # There is nothing to continue.
+    ],
+)
+def test_a_signal_reaches_the_launcher_and_no_rank_is_started_again(
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    number: signal.Signals,
+    does: dict[str, Any],
+    code: int,
+) -> None:
+    made = job(tmp_path, {**does, "sleeps": 60, "code": 0})
 
     def stop() -> None:
-        while not (tmp_path / "run" / ".progress").exists():
+        while not (tmp_path / ("run/.progress" if does else "ranks")).exists():
             time.sleep(0.01)
-        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), number)
 
     thread = threading.Thread(target=stop)
-    before = signal.getsignal(signal.SIGTERM)
+    before = signal.getsignal(number)
     thread.start()
-    assert Supervisor(made).run() == 75  # SIGUSR1 ends this launcher.
+    assert Supervisor(made).run() == code  # SIGUSR1 ends this launcher.
     thread.join()
     assert ranks_of(tmp_path) == [4]
-    assert signal.getsignal(signal.SIGTERM) is before
+    assert signal.getsignal(number) is before
+    line = f"dptrain: {number.name} ended the ranks before they could stop in order"
+    assert [text for text in capfd.readouterr().err.splitlines() if text] == [line]
 
 
 def test_slurm_names_the_nodes_that_are_left(
@@ -206,28 +235,77 @@ def test_a_user_changes_the_number_of_ranks(
     handler = "import signal; signal.signal(signal.SIGUSR1, lambda *_: sys.exit(75))"
     (tmp_path / "launcher.py").write_text(PROGRAM.replace("folder =", f"{handler}\nfolder =", 1))
 
-    def ask() -> None:
-        while not (tmp_path / "run" / ".progress").exists():
+    asks = in_another_process(
+        tmp_path,
+        """
+        while not (run / ".progress").exists():
             time.sleep(0.01)
-        request_ranks(tmp_path / "run", 7)
-
-    thread = threading.Thread(target=ask)
-    thread.start()
+        request_ranks(run, 7)
+    """,
+    )
     assert Supervisor(made).run() == 0
-    thread.join()
+    assert asks.wait(60) == 0
     assert ranks_of(tmp_path) == [4, 7]
     (found,) = read_incidents(tmp_path / "run")
     assert (found.ranks, found.ranks_after) == (4, 7)
     assert "another number of ranks was requested; starting 7 ranks" in capfd.readouterr().err
 
 
-def test_a_request_that_nobody_takes_is_withdrawn(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("dptrain.runs.resizing._TAKEN_S", 0.1)
+def test_a_request_that_nobody_takes_is_withdrawn(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="so its number of ranks cannot change"):
         request_ranks(tmp_path, 3)
     assert take_request(tmp_path) is None
+
+
+def test_a_request_from_before_the_start_is_withdrawn(tmp_path: Path) -> None:
+    made = job(tmp_path, {"step": 3, "sleeps": 0.5, "code": 0})
+    (tmp_path / "run" / ".resize").write_text("7")
+    assert Supervisor(made).run() == 0
+    assert ranks_of(tmp_path) == [4]
+
+
+def test_a_second_job_in_the_same_folder_changes_nothing(tmp_path: Path) -> None:
+    made = job(tmp_path, {"step": 3, "code": 0})
+    run = tmp_path / "run"
+    for name in (".progress", ".resize", "incidents.json", "config.toml"):
+        (run / name).write_text("of the first job")
+    (run / "is_held").unlink(missing_ok=True)
+    holds = in_another_process(
+        tmp_path,
+        """
+        descriptor = lock(run / ".supervisor")
+        (run / "is_held").touch()
+        while (run / "is_held").exists():
+            time.sleep(0.01)
+    """,
+    )
+    while not (run / "is_held").exists():
+        time.sleep(0.01)
+    before = {path.name: path.read_bytes() for path in run.iterdir()}
+    with pytest.raises(UserError, match=rf"process {holds.pid} on .* is training in run directory"):
+        Supervisor(made).run()
+    assert {path.name: path.read_bytes() for path in run.iterdir()} == before
+    assert not (tmp_path / "ranks").exists()
+    (run / "is_held").unlink()
+    assert holds.wait(60) == 0
+
+
+def test_a_mistake_leaves_no_folder(tmp_path: Path) -> None:
+    made = job(tmp_path, {"code": 2})
+    assert Supervisor(made).run() == 2
+    assert not (tmp_path / "run").exists()
+
+
+def test_snapshots_that_cannot_become_a_checkpoint_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(run: object) -> None:
+        raise UserError("cannot write x: no space left")
+
+    monkeypatch.setattr(supervisor, "promote", refuse)
+    Supervisor(job(tmp_path, {"step": 3, "code": 2})).run()
+    warning = f"the snapshots of {tmp_path / 'run'} stay in memory: cannot write x: no space left"
+    assert f"dptrain: warning: {warning}" in capfd.readouterr().err.splitlines()
 
 
 def test_hosts_that_start_nothing_are_left_out(tmp_path: Path) -> None:
@@ -241,6 +319,7 @@ def test_hosts_that_start_nothing_are_left_out(tmp_path: Path) -> None:
     assert ranks == 3
     open_mpi = on_hosts(Launcher((str(program),), True), hosts)
     assert open_mpi.arguments[1:] == ("--host", "a:2,b:2,c:1")
-    for text in ("a:0", ":2", "a:b"):
+    assert parse_hosts(" a:2, b:2,c") == hosts
+    for text in ("a:0", ":2", "a:b", ",", "a,,b", " "):
         with pytest.raises(UserError, match="expected NAME:RANKS"):
             parse_hosts(text)

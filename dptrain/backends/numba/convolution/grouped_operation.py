@@ -58,9 +58,9 @@ class GroupedConvolution(Convolution):
         buffers["partial"] = BufferSpec((rows, weight.size + filters), "float32")
         if group.gradients:
             own = Phase.BACKWARD_INPUT
-            phases[own] = Access(("dy",), ("dx", SCRATCH[own], "transposed"))
+            phases[own] = Access(("dy",), ("dx", SCRATCH[own], "input_shared"))
             buffers[SCRATCH[own]] = cls._scratch(group, setting, own)
-            buffers["transposed"] = BufferSpec((weight.size,), "float32")
+            buffers["input_shared"] = BufferSpec((weight.size,), "float32")
         return GroupNeeds(phases, buffers)
 
     @classmethod
@@ -107,7 +107,7 @@ class GroupedConvolution(Convolution):
         )
 
     def backward_input(self) -> StageKernel:
-        weight, flat = self.arrays["weight"], self.arrays["transposed"]
+        weight, flat = self.arrays["weight"], self.arrays["input_shared"]
         elements, zeros = math.prod(weight.shape[:2]), np.zeros(self.arrays["dx"].shape[-1], "f4")
         target = flat.reshape(elements, weight.shape[3] // self.layer.groups, -1)
         order = _order(self.group)
@@ -130,8 +130,8 @@ def _axes(group: Group, phase: Phase) -> tuple[Any, Any]:
     sizes = node.input_shape if phase is Phase.BACKWARD_INPUT else node.output_shape
     axis = backward_axis if phase is Phase.BACKWARD_INPUT else forward_axis
     return tuple(
-        axis(*each)
-        for each in zip(
+        axis(*numbers)
+        for numbers in zip(
             (top, left), conv.strides, conv.dilations, conv.window, sizes[1:], strict=True
         )
     )  # type: ignore[return-value]

@@ -18,14 +18,14 @@ class AxisPhase(NamedTuple):
     """Results at equal distances along an axis, for which the same elements of a filter count.
 
     Attributes:
-        first, step, count: positions of the results.
+        first, step, number: positions of the results.
         source, source_step: position in the padded map for the first of `taps`, and its distance.
         taps, tap_step: elements of the filter, and the distance of their positions.
     """
 
     first: int
     step: int
-    count: int
+    number: int
     source: int
     source_step: int
     taps: tuple[int, ...]
@@ -124,10 +124,10 @@ def phase_row(
         results, and rows of the weights, which are the results of a weight gradient.
     """
     pitch, line = sizes.channels, padded_width * sizes.channels
-    chunk = max(1, min(down.count, MOST_PIXELS // across.count))
+    chunk = max(1, min(down.number, MOST_PIXELS // across.number))
     pixels = _grid(
         np.arange(chunk) * down.source_step * line,
-        np.arange(across.count) * across.source_step * pitch,
+        np.arange(across.number) * across.source_step * pitch,
     )
     taps = _grid(
         np.arange(len(down.taps)) * down.tap_step * line,
@@ -137,7 +137,7 @@ def phase_row(
         taps = _grid(taps, np.arange(sizes.channels))
     below = down.step * sizes.width * sizes.all_filters
     results = _grid(
-        np.arange(chunk) * below, np.arange(across.count) * across.step * sizes.all_filters
+        np.arange(chunk) * below, np.arange(across.number) * across.step * sizes.all_filters
     )
     starts = []
     # A table of no elements is never read beyond its first entry.
@@ -146,7 +146,7 @@ def phase_row(
         tables.append(table if len(table) else np.zeros(1, np.int64))
     first = (down.first * sizes.width + across.first) * sizes.all_filters
     return [
-        down.count, chunk, across.count, len(taps), down.source * line + across.source * pitch,
+        down.number, chunk, across.number, len(taps), down.source * line + across.source * pitch,
         chunk * down.source_step * line, first, chunk * below, row, *starts,
     ]  # fmt: skip
 

@@ -19,7 +19,7 @@ def triples(axis: Axis, operands: int) -> Triples:
     """Return what an axis adds; positions outside of the operand contain zeros."""
     found = set()
     for phase in axis.phases:
-        for i in range(phase.count):
+        for i in range(phase.number):
             for t, tap in enumerate(phase.taps):
                 padded = phase.source + i * phase.source_step + t * phase.tap_step
                 assert 0 <= padded < axis.size

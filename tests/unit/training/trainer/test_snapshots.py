@@ -208,15 +208,41 @@ def test_the_interval_follows_from_the_cost(
 
 
 def test_snapshots_that_were_left_long_ago_are_removed(
-    tmp_path: Path, memory: tuple[Path, Path]
+    tmp_path: Path, memory: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run(tmp_path / "old", killed_at=14)
     (progress,) = memory[0].glob("*/progress")
     run(tmp_path / "new")
     assert progress.exists()
-    os.utime(progress, (0, 0))
+    monkeypatch.setattr(snapshots, "STALE_S", 0.0)
     run(tmp_path / "newer")
     assert not progress.exists()
+
+
+def test_snapshots_of_a_long_run_are_not_old(tmp_path: Path, memory: tuple[Path, Path]) -> None:
+    """Steps are recorded in mapped memory, which does not change the time of a file."""
+    folder = SnapshotFolder.of_token(memory[0], "a1")
+    folder.open("run")
+    folder.record(7)
+    folder.close()
+    for path in (folder.path / "progress", folder.path):
+        os.utime(path, (0, 0))
+    assert not folder.is_stale()
+    (folder.path / "progress").unlink()  # As if killed between the folder and the file.
+    assert not folder.is_stale()
+    os.utime(folder.path, (0, 0))
+    assert folder.is_stale()
+    folder.remove()
+
+
+def test_a_folder_that_cannot_be_written_is_named(
+    monkeypatch: pytest.MonkeyPatch, memory: tuple[Path, Path]
+) -> None:
+    monkeypatch.setattr(os, "access", lambda place, mode: place != memory[0])
+    assert snapshots.choose_place(1 << 20, 2) == (memory[1], "")
+    monkeypatch.setattr(os, "access", lambda place, mode: False)
+    reason = " and ".join(f"{place} cannot be written" for place in memory)
+    assert snapshots.choose_place(1 << 20, 2) == (None, f"they need 1.0 MiB; {reason}")
 
 
 def test_intervals_need_snapshots() -> None:
