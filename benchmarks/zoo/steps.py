@@ -21,16 +21,18 @@ from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 import numpy as np
 
+from benchmarks.gpu.clock import Program, Start
 from benchmarks.machine import keep_freed_memory, load, versions
 from benchmarks.report import OURS
 from benchmarks.session import release_memory
-from benchmarks.timing import Lap, measure, quotient
+from benchmarks.timing import measure, quotient
 from benchmarks.zoo.__main__ import Row, read_rows
 from benchmarks.zoo.sources import export, make_module
 from dptrain.data.loading.sharding import epoch_order
@@ -45,11 +47,14 @@ FILE = Path(__file__).parents[1] / "results" / "zoo-steps.csv"
 LEARNING_RATE, MOMENTUM = 1e-12, 0.9
 LIMITS = {"fp32": 1e-4, "tf32": 1e-2, "bf16": 5e-2}
 """Largest relative difference of the losses of the first step."""
+PACKAGES = ("torch", "torchvision", "timm", "numba")
 BATCHES = 4
 """Minibatches of the data set."""
 WARM_UP = 40
 """Steps on a GPU before timing, in which steps are captured."""
 
+Make = Callable[[int], float]
+"""Makes a number of steps and returns the loss of the last one."""
 LINE = (
     "{ratio} ({low} to {high}) {library} {network}: {samples/s} samples/s, PyTorch {peer} "
     "{peer samples/s}, first step {first step s} s, loss {loss}, load {load}"
@@ -87,35 +92,15 @@ class Case:
         return [graph] + [compiled] * self.compiled
 
 
-@dataclass(frozen=True)
-class Steps:
-    """A program whose steps are timed as a block (`benchmarks.timing.Program`).
-
-    Attributes:
-        make: makes a number of steps and returns the loss of the last one.
-        uses_cpu_clock: whether CPU time counts.
-        peer_of, steps: see `benchmarks.timing.Program`.
-    """
-
-    make: Callable[[int], float]
-    uses_cpu_clock: bool
-    peer_of: str = ""
-    steps: int = 0
-
-    def run(self, steps: int) -> Lap:
-        """Run steps and return the mean time of one."""
-        wall, cpu = time.perf_counter(), time.process_time()
-        self.make(steps)
-        cpu, wall = ((now - then) * 1e3 / steps for now, then in
-                     ((time.process_time(), cpu), (time.perf_counter(), wall)))  # fmt: skip
-        return Lap(wall, wall, cpu if self.uses_cpu_clock else None)
+def timed_us(clock: Callable[[], int], make: Make, _start: Start, steps: int) -> float:
+    """Make steps and return their time in µs by a clock in ns."""
+    begin = clock()
+    make(steps)
+    return (clock() - begin) / 1e3
 
 
-def torch_steps(module: Any, x: Any, y: Any, mode: Mode, case: Case) -> Callable[[int], float]:
-    """Return a function that trains a copy of a module on a batch (N, 3, H, W) with classes (N,).
-
-    It makes a number of steps and returns the last loss.
-    """
+def torch_steps(module: Any, x: Any, y: Any, mode: Mode, case: Case) -> Make:
+    """Return the steps of a copy of a module on a batch (N, 3, H, W) with classes (N,)."""
     import torch
     from torch import nn
 
@@ -157,11 +142,8 @@ def torch_steps(module: Any, x: Any, y: Any, mode: Mode, case: Case) -> Callable
 
 
 @contextmanager
-def own_steps(path: Path, x: Any, y: Any, case: Case) -> Iterator[Callable[[int], float]]:
-    """Yield a function that makes steps of dptrain and returns the last loss.
-
-    Minibatches come from the loader of training, and its engine makes the steps.
-    """
+def own_steps(path: Path, x: Any, y: Any, case: Case) -> Iterator[Make]:
+    """Yield the steps of dptrain, with the loader and the engine of training."""
     n = case.batch_size
     trainer = Trainer(
         str(path), (x, y, x[:n], y[:n]), progress=False, seed=0, epochs=10**6, validation=0,
@@ -190,6 +172,8 @@ def time_steps(row: Row, size: int, case: Case, folder: Path) -> Row:
     Raises:
         ArithmeticError: PyTorch computes another loss.
     """
+    import torch
+
     path, rng = folder / f"{row['library']}-{row['name']}-{size}.onnx", np.random.default_rng(3)
     module, n = make_module(row["library"], row["name"], size), case.batch_size
     if not path.exists():
@@ -198,18 +182,20 @@ def time_steps(row: Row, size: int, case: Case, folder: Path) -> Row:
     y = np.arange(len(x)) * 999 // (len(x) - 1)
     first = epoch_order(len(x), 0, 0)[:n]
     begin, by_cpu = time.perf_counter(), case.threads == 1 and not case.is_gpu
+    timer = partial(timed_us, time.process_time_ns if by_cpu else time.perf_counter_ns)
     with own_steps(path, x, y, case) as own:
         loss, first_s = own(1), time.perf_counter() - begin
-        programs = {OURS: Steps(own, by_cpu)}
+        programs = {OURS: Program(lambda: None, partial(timer, own))}
         for mode in case.modes():
             steps = torch_steps(module, x[first], y[first], mode, case)
-            theirs, programs[mode.name] = steps(1), Steps(steps, by_cpu, "PyTorch")
+            programs[mode.name] = Program(lambda: None, partial(timer, steps), "PyTorch")
+            theirs = steps(1)
             if not abs(theirs - loss) <= LIMITS[case.precision] * abs(loss):
                 raise ArithmeticError(f"the loss is {loss:.6g}, but {theirs:.6g} of {mode.name}")
         if case.is_gpu:
             own(WARM_UP)
         series = measure(programs, rounds=case.rounds, block_s=case.block_s)
-    times = {name: each.cpus or each.walls for name, each in series.items()}
+    times = {name: each.medians for name, each in series.items()}
     ours = times.pop(OURS)
     best = min(times, key=lambda name: float(np.median(times[name])))
     ratio = quotient(times[best], ours)
@@ -220,21 +206,11 @@ def time_steps(row: Row, size: int, case: Case, folder: Path) -> Row:
         "peer": best, "peer samples/s": f"{1e3 * n / np.median(times[best]):.4g}",
         "ratio": f"{ratio.value:.3f}", "low": f"{ratio.low:.3f}", "high": f"{ratio.high:.3f}",
         "first step s": f"{first_s:.1f}", "loss": f"{loss:.6g}",
-        **machine(case),
+        "machine": torch.cuda.get_device_name() if case.is_gpu else environment()["cpu"],
+        "versions": " ".join(f"{k} {v}" for k, v in versions(*PACKAGES).items()),
+        "date": datetime.now(timezone.utc).isoformat(timespec="minutes"), "load": load()[0],
     }  # fmt: skip
     return {name: str(value) for name, value in result.items()}
-
-
-def machine(case: Case) -> Row:
-    """Return machine, versions, date and load."""
-    import torch
-
-    name = torch.cuda.get_device_name() if case.is_gpu else str(environment()["cpu"])
-    found = versions("torch", "torchvision", "timm", "numba")
-    return {
-        "machine": name, "versions": " ".join(f"{k} {v}" for k, v in found.items()),
-        "date": datetime.now(timezone.utc).isoformat(timespec="minutes"), "load": str(load()[0]),
-    }  # fmt: skip
 
 
 def append(row: Row, path: Path) -> None:

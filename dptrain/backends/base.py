@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dptrain.backends.clipping import Clipping, numpy_clipping
+from dptrain.backends.digests import DigestKernel, numpy_digests
 from dptrain.backends.flat_arrays import FlatArrays
 from dptrain.backends.layer_scaling import LayerScaling, numpy_scaling
 from dptrain.backends.replica import Arrays, Context, GradientAddition, Kernel, Replica
@@ -253,6 +254,17 @@ class Backend(ABC):
         if copies:
             return partial(np.copyto, target, source)
         return partial(np.add, target, source, out=target)
+
+    def bind_digests(
+        self, replica: Replica, flat: NDArray[Any], bounds: NDArray[np.int64], first: int
+    ) -> DigestKernel:
+        """Return the kernel that computes the digests of parts of a flat array.
+
+        Args:
+            replica: has the threads or the device.
+            flat, bounds, first: see `numpy_digests`.
+        """
+        return numpy_digests(flat, bounds, first)
 
     def choose_device(self, local_rank: int) -> str:
         """Choose the device of this rank, number `local_rank` on its node.

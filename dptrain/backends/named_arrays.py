@@ -94,6 +94,11 @@ class NamedArrays(Mapping[str, NDArray[Any]]):
         """Size of the flat array in bytes, with the padding between the arrays."""
         return int(self._flat.nbytes) if len(self) else 0
 
+    @property
+    def flat(self) -> NDArray[Any]:
+        """The flat array, in storage layout, to be read."""
+        return self._flat
+
     def like(self) -> NamedArrays:
         """Return zeros of the same layout in the same memory."""
         flat = self._memory.zeros(self._flat.shape, self._flat.dtype.name)

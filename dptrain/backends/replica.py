@@ -195,6 +195,7 @@ class Replica(Sealed):
         accumulation: adds the gradients of several passes; None if an update has one pass.
         stages: every stage except load and update, with its kernel, in order.
         updates: number of updates made; the bias correction of Adam reads it.
+        num_writes: number of writes to the state other than by updates.
         notes: which algorithm computes each stage, by stage name, if the backend reports it.
 
     Examples:
@@ -227,7 +228,7 @@ class Replica(Sealed):
         shards = plan.setting.shards
         self.context = Context(seed=seed, bounds=np.zeros(max(shards, 1) + 1, np.int64))
         self._merges = plan.merges
-        self.updates = 0
+        self.updates = self.num_writes = 0
         self.sum_statistics: SumStatistics = sum_of_one_rank(plan)
         self.notes: dict[str, str] = {}
         layout, slots = plan.trained, plan.gradient_slots
@@ -240,7 +241,8 @@ class Replica(Sealed):
         self.parameters = NamedArrays(plan.layout, arrays.parameters, memory, self._count_write)
         self.gradients = NamedArrays(layout, self.flat_gradients, memory)
         self.state = {
-            name: NamedArrays(layout, flat, memory) for name, flat in self.flat_state.items()
+            name: NamedArrays(layout, flat, memory, self._count_write)
+            for name, flat in self.flat_state.items()
         }
         self._flat_statistics = memory.zeros((max(plan.statistics.size, 1),), plan.dtype)
         self.statistics = NamedArrays(
@@ -320,6 +322,7 @@ class Replica(Sealed):
         return self._arrays.parameters
 
     def _count_write(self) -> None:
+        self.num_writes += 1
         if self.context.parameters_version != UNKNOWN_VERSION:
             self.context.parameters_version += 1
 

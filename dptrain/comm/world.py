@@ -71,6 +71,14 @@ class DivergedError(AgreedError):
     exit_code = 3
 
 
+class CorruptedError(AgreedError):
+    """Replicas differ that must hold the same bits."""
+
+    __module__ = "dptrain"
+
+    exit_code = 1
+
+
 def pieces(array: NDArray[Any]) -> Iterator[NDArray[Any]]:
     """Views of a flat array, none longer than `PIECE`."""
     return (array[start : start + PIECE] for start in range(0, array.size, PIECE))
@@ -381,6 +389,21 @@ class World:
             self.wait(self.comm.Iallreduce(_in_place(), piece), "a sum over the ranks")
         if not np.shares_memory(flat, array):
             array[...] = flat.reshape(array.shape)
+
+    def all_gather_array(self, array: NDArray[Any]) -> NDArray[Any]:
+        """Return the arrays of all ranks, (ranks, …), on every rank.
+
+        Args:
+            array: of the same shape and dtype on all ranks.
+        """
+        found = np.empty((self.size, *array.shape), array.dtype)
+        if self.comm is None:
+            found[0] = array
+        else:
+            self.wait(
+                self.comm.Iallgather(np.ascontiguousarray(array), found), "values of all ranks"
+            )
+        return found
 
     def check_equal(self, array: NDArray[Any], what: str) -> None:
         """Check that all ranks hold the same bits.

@@ -171,6 +171,11 @@ class Job:
     snapshots: SnapshotPlan | None = None
 
     @property
+    def is_alone(self) -> bool:
+        """True if one rank has all samples, and the others do not update their replicas."""
+        return has_idle_ranks(self.spec) and alone(self.shares.counts) is not None
+
+    @property
     def keeps_best(self) -> bool:
         """True if this rank keeps the best state: rank 0, and ranks that write snapshots."""
         writes = self.snapshots is not None and self.snapshots.folder is not None
@@ -721,7 +726,9 @@ def _engine(
     statistics_sum = None
     if spec.batch_norm == "global":
         statistics_sum = make_statistics_sum(world, replica, gradient_sum.transport)
-    return make_engine(replica, gradient_sum, buckets, recorder, statistics_sum)
+    return make_engine(
+        replica, gradient_sum, buckets, recorder, statistics_sum, guards_state=spec.digest_every > 0
+    )
 
 
 def _cache_images(

@@ -87,6 +87,15 @@ class ParallelismSettings(SettingGroup[UntilRecipe, UntilStart]):
         "peer-to-peer memory",
         at_least=1,
     )
+    digest_every: int = setting(
+        "parallelism",
+        100,
+        "Steps between two checks for silent corruption. Replicas of ranks must "
+        "hold the same bits: digests of parameters, optimizer state and running statistics are "
+        "compared. State that has one copy must not change between an update and its next use. A "
+        "difference ends the job before the state is written. 0 checks nothing.",
+        at_least=0,
+    )
     baseline_steps: int = setting(
         "measurement",
         10,

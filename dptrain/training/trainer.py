@@ -58,6 +58,7 @@ from dptrain.training.averaging import averaged_parameters, averaged_replica, ha
 from dptrain.training.balance import Balancer, Shares
 from dptrain.training.baseline import InterleavedBaseline, open_loader
 from dptrain.training.callbacks import Callback, Checkpoints, ExperimentLog, MetricsLog, Progress
+from dptrain.training.digests.comparison import StateChecks
 from dptrain.training.divergence import StableRate, raise_not_finite
 from dptrain.training.engines import StepResult
 from dptrain.training.evaluation.evaluation import (
@@ -294,7 +295,9 @@ class Trainer(Sealed):
         # Checkpoints come last, so that the metrics of a step are written before its checkpoint.
         self._snapshots = Snapshots()
         logs = MetricsLog(), ExperimentLog()
-        self.callbacks = [*callbacks, *logs, Checkpoints(), self._snapshots]
+        writers = Checkpoints(), self._snapshots
+        self._checks = StateChecks(writers)
+        self.callbacks = [*callbacks, *logs, self._checks, *writers]
         self.history = History()
         self._turn = threading.RLock()
         self._task: str | None = None
@@ -664,10 +667,13 @@ class Trainer(Sealed):
             is_last = step + 1 == job.settings.stop_after
             stops = stop.requested or self._stop_requested or is_last
             enter(TRAINING, step + 1)
+            engine.requires_guard = self._checks.is_due(self, step + 1)
             engine.step(batches, job.schedule.rate(step), stop=stops)
             waits = self._needs_parameters(step + 1)
             for result in engine.results(wait=waits):
                 if not math.isfinite(result.loss):
+                    # Then no rank made an update, and a corrupt replica may be the cause.
+                    self._checks.compare(job, self.step)
                     raise_not_finite(job, result, self._stable_rate)
                 self._stable_rate.add(result.loss, result.learning_rate)
                 self._after_step(result)

@@ -16,6 +16,8 @@ from dptrain.runs.incidents import read_incidents, read_progress
 from tests.nodes.machines import Nodes
 from tests.system.launch import succeed
 
+pytestmark = [pytest.mark.more, pytest.mark.timeout(900)]  # Two jobs, on a busy machine too.
+
 LIMIT_S = 240
 TRAINING = (
     "train", "--network", "mlp-5", "--data", "irradiance?samples=128", "--backend", "reference",

@@ -41,15 +41,26 @@ def selected_functions(tree: ast.Module) -> set[str]:
     return {name_of(item) for call in passes for item in call.args}
 
 
+def partials(tree: ast.Module) -> dict[str, str]:
+    """Return the function of each name that a module defines as a `partial` of one."""
+    return {
+        ast.unparse(node.targets[0]): name_of(node.value.args[0])
+        for node in tree.body
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call)
+        if name_of(node.value) == "partial"
+    }
+
+
 def unexplained(tree: ast.Module) -> Iterator[str]:
     """Yield the functions that have no annotations, and that Numba does not compile."""
-    selected = selected_functions(tree)
+    selected, functions = selected_functions(tree), partials(tree)
 
     def visit(node: ast.AST, *, compiled: bool) -> Iterator[str]:
         for child in ast.iter_child_nodes(node):
             inside = compiled
             if isinstance(child, ast.FunctionDef):
-                names = {name_of(decorator) for decorator in child.decorator_list}
+                decorators = map(name_of, child.decorator_list)
+                names = {functions.get(name, name) for name in decorators}
                 inside = compiled or bool(names & COMPILED) or child.name in selected
                 inside = inside or SELECTS in child.name
                 if not (inside or is_annotated(child)):
@@ -70,5 +81,7 @@ def test_functions_that_numba_does_not_compile_have_annotations(folder: str) -> 
 
 
 def test_a_function_without_annotations_is_found() -> None:
-    text = "@kernel\ndef f(x): pass\ndef g(x): pass\nselect_by(g)\ndef h(x) -> int: pass"
-    assert list(unexplained(ast.parse(text))) == ["h"]
+    text = "@kernel\ndef f(x): pass\ndef g(x): pass\nselect_by(g)\ndef h(x) -> int: pass\n"
+    text += "short = partial(inlined, always=True)\n@short\ndef i(x): pass\n"
+    text += "other = partial(print)\n@other\ndef j(x): pass"
+    assert list(unexplained(ast.parse(text))) == ["h", "j"]

@@ -54,6 +54,7 @@ from dptrain.backends.cuda.pooling import (
 from dptrain.backends.cuda.replica import CudaReplica
 from dptrain.backends.cuda.resampling import ResamplingOperation
 from dptrain.backends.cuda.tuning import load_or_tune
+from dptrain.backends.digests import DigestKernel
 from dptrain.backends.flat_arrays import FlatArrays
 from dptrain.backends.folding import FOLDED, folded_needs, folds_batch_norm
 from dptrain.backends.layer_scaling import ratio_sources, slot_ranges
@@ -161,7 +162,7 @@ MAX_CLIPPING_BLOCKS = 512
 """Most blocks of the kernels of ``clipping.cu``: each adds the partial sums of all."""
 
 LAYER_BLOCKS = 16
-"""Blocks of each layer in the kernels of ``clipping.cu`` for norms of layers."""
+"""Blocks of each layer in the kernels for norms of layers, and for digests."""
 
 MAX_LOSS_BLOCKS = 512
 """With more blocks, threads process several samples: the last block adds the sums of all blocks."""
@@ -448,6 +449,23 @@ class CudaBackend(Backend):
         function = replica.device.function(file, name, PRECISION=0, VECTOR=width)
         arrays = (source, target) if copies else (target, source, target)
         return lambda: launch(function, target.size // width, *arrays, np.int32(target.size))
+
+    def bind_digests(
+        self, replica: Replica, flat: NDArray[Any], bounds: NDArray[np.int64], first: int
+    ) -> DigestKernel:
+        assert isinstance(replica, CudaReplica)
+        device, parts = replica.device, bounds.size - 1
+        words, starts = flat.view("uint32"), device.uploaded(bounds)
+        partials = device.zeros((parts * LAYER_BLOCKS,), "uint64")
+        grid, block = (LAYER_BLOCKS, parts, 1), (THREADS, 1, 1)
+        function = device.function("digests.cu", "digest_parts")
+
+        def compute() -> NDArray[np.uint64]:
+            function(grid, block, [words, starts, partials, np.uint32(first & 0xFFFFFFFF)])
+            rows = device.download(partials).reshape(parts, LAYER_BLOCKS)
+            return np.asarray(np.sum(rows, axis=1, dtype=np.uint64))
+
+        return compute
 
     def allocate(self, plan: Plan, *, seed: int, arrays: FlatArrays | None = None) -> Replica:
         assert arrays is None, "arrays in host memory"

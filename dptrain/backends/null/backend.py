@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dptrain.backends.clipping import Clipping
+from dptrain.backends.digests import DigestKernel
 from dptrain.backends.flat_arrays import FlatArrays
 from dptrain.backends.layer_scaling import LayerScaling
 from dptrain.backends.numba.backend import NumbaBackend
@@ -66,6 +67,11 @@ class NullBackend(NumbaBackend):
         self, replica: Replica, gradient: NDArray[Any], squares: NDArray[np.float64]
     ) -> Clipping:
         return Clipping(lambda: None, lambda factor: None)
+
+    def bind_digests(
+        self, replica: Replica, flat: NDArray[Any], bounds: NDArray[np.int64], first: int
+    ) -> DigestKernel:
+        return lambda: np.zeros(bounds.size - 1, np.uint64)
 
     def bind_scaling(
         self, replica: Replica, elements: slice, squares: Sequence[NDArray[np.float64]]

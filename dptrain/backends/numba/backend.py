@@ -12,11 +12,13 @@ from numpy.typing import ArrayLike, NDArray
 from dptrain.aligned import aligned_zeros
 from dptrain.backends.base import Backend
 from dptrain.backends.clipping import Clipping
+from dptrain.backends.digests import DigestKernel
 from dptrain.backends.flat_arrays import FlatArrays
 from dptrain.backends.folding import FOLDED, folded_needs, folds_batch_norm
 from dptrain.backends.layer_scaling import LayerScaling, slot_ranges
 from dptrain.backends.numba import (
     crop_windows,
+    digests,
     elementwise,
     graph_operations,
     losses,
@@ -297,6 +299,22 @@ class NumbaBackend(Backend):
         add = bind(updates.add_squares, gradient, squares, grain=GRAIN // ALIGNMENT)
         scale = bind(updates.scale, gradient, varying=(0.1,), grain=GRAIN)
         return Clipping(lambda: add(squares.size), lambda factor: scale(gradient.size, factor))
+
+    def bind_digests(
+        self, replica: Replica, flat: NDArray[Any], bounds: NDArray[np.int64], first: int
+    ) -> DigestKernel:
+        assert isinstance(replica, NumbaReplica)
+        words, pool = flat.view(np.uint32), replica.thread_pool
+        sums = np.zeros((pool.threads, bounds.size - 1), np.uint64)
+        start = np.array([first], np.uint64)
+        launch = pool.bind(digests.add_digests, words, bounds, start, sums, grain=GRAIN)
+
+        def compute() -> NDArray[np.uint64]:
+            sums[:] = 0
+            launch(words.size)
+            return np.asarray(np.sum(sums, axis=0, dtype=np.uint64))
+
+        return compute
 
     def bind_scaling(
         self, replica: Replica, elements: slice, squares: Sequence[NDArray[np.float64]]

@@ -23,6 +23,8 @@ def make_engine(
     buckets: tuple[Bucket, ...],
     recorder: StepRecorder,
     statistics_sum: StatisticsSum | None = None,
+    *,
+    guards_state: bool = False,
 ) -> Engine:
     """Return the engine for a replica's memory.
 
@@ -32,9 +34,13 @@ def make_engine(
         buckets: of the flat gradient, as `gradient_sum` has them.
         recorder: receives the times of every step.
         statistics_sum: adds its batch statistics over the ranks; None if each rank uses its own.
+        guards_state: True checks that state which has one copy does not change between updates, see
+            `dptrain.training.digests.guard`. Engines of devices do not.
     """
     if not replica.memory.asynchronous:
-        return HostEngine(replica, gradient_sum, buckets, recorder, statistics_sum)
+        return HostEngine(
+            replica, gradient_sum, buckets, recorder, statistics_sum, guards_state=guards_state
+        )
     engine = DeviceEngine if gradient_sum.enqueues else HostSumDeviceEngine
     return engine(replica, gradient_sum, buckets, recorder, statistics_sum)
 

@@ -60,6 +60,7 @@ class Engine(ABC):
         separates_sums: True if the times of every step contain how long sums over ranks blocked it;
             False if only steps that are timed stage by stage have this time.
         idles: True if other ranks have all samples.
+        requires_guard: True guards the update of the next step, if the engine guards any.
         passes: number of passes for an update, `Plan.passes`. Each has a batch of its own.
 
     Example:
@@ -73,6 +74,7 @@ class Engine(ABC):
     loads_ahead: bool = False
     separates_sums: bool = True
     idles: bool = False
+    requires_guard: bool = False
 
     @property
     def max_steps_in_flight(self) -> int:
@@ -188,6 +190,13 @@ class Engine(ABC):
 
     def _sum_alone(self, bucket: int) -> None:
         self.gradient_sum.sum_alone(bucket)
+
+    def check_state(self) -> None:
+        """Check that state which has one copy has not changed since the last update.
+
+        Raises:
+            CorruptedSliceError: it has, on this rank.
+        """
 
     def release_programs(self) -> None:
         """Release captured graphs, which contain sums, before the sums are closed.

@@ -14,6 +14,7 @@ from dptrain.measure.recorder import StepRecorder
 from dptrain.native.threads import threads_of
 from dptrain.plan.buckets import Bucket
 from dptrain.plan.flat import LOSS, SUMS
+from dptrain.training.digests.guard import StateGuard, make_guard
 from dptrain.training.engines.synchronous import SynchronousEngine
 
 
@@ -31,6 +32,8 @@ class HostEngine(SynchronousEngine):
         buckets: tuple[Bucket, ...],
         recorder: StepRecorder,
         statistics_sum: StatisticsSum | None = None,
+        *,
+        guards_state: bool = False,
     ) -> None:
         super().__init__(replica, gradient_sum, buckets, recorder, statistics_sum)
         pool = threads_of(replica)
@@ -41,8 +44,9 @@ class HostEngine(SynchronousEngine):
         size = replica.plan.trained.size
         self._loss_sums = replica.flat_gradients[size : size + len(SUMS)]
         self._stages = [stage.index for stage, _ in replica.stages]
-        if uses_norms(replica.plan):
-            self._timed_sum.before_update = self.apply_norms
+        self._guard = make_guard(gradient_sum, replica) if guards_state else None
+        if uses_norms(replica.plan) or self._guard is not None:
+            self._timed_sum.before_update = self._prepare_update
         # One rank sums nothing.
         self._overlaps = gradient_sum.overlaps and not gradient_sum.is_identity
 
@@ -56,7 +60,12 @@ class HostEngine(SynchronousEngine):
             self.load(batch, stop=stop)
             start = gradient_sum.start if self.passes == 1 else self._add_and_start
             self.forward_backward(on_bucket_ready=start)
+            guard = self._guard if self._guard is not None and self._guard.receives else None
+            if guard is not None:
+                guard.release()
             gradient_sum.finish_and_update(self.update_slice, learning_rate)
+            if guard is not None:
+                self._store_digests(guard, slice(0, self.replica.plan.trained.size))
             self._record(batch, learning_rate)
 
     def _make_early_pass(self, batch: Batch, *, stop: bool) -> None:
@@ -129,6 +138,15 @@ class HostEngine(SynchronousEngine):
             self._sum_timer.poll()
             step.other()
 
+    def _prepare_update(self) -> None:
+        """Check the state that only this rank has, and apply norms, before an update."""
+        if self._guard is not None:
+            self._step.other()
+            self._guard.release()
+            self._step.stage(self._update_index)
+        if uses_norms(self.replica.plan):
+            self.apply_norms()
+
     def apply_norms(self) -> None:
         """Clip and scale the gradients that this rank updates, unless the loss is not finite.
 
@@ -146,7 +164,16 @@ class HostEngine(SynchronousEngine):
         if math.isfinite(self._loss_sums[LOSS]):
             self._step.other()
             self.replica.update_slice(elements, learning_rate, number=self._update_number)
+            if self._guard is not None:
+                self._store_digests(self._guard, elements)
             self._step.stage(self._update_index)
+
+    def _store_digests(self, guard: StateGuard, elements: slice) -> None:
+        guard.store(elements, self._update_number, is_required=self.requires_guard)
+
+    def check_state(self) -> None:
+        if self._guard is not None:
+            self._guard.check()
 
     def _summed_losses(self) -> list[float]:
         sums: list[float] = self._loss_sums.tolist()

@@ -322,8 +322,8 @@ def _describe(of_nodes: Sequence[tuple[str | None, str]], needed: int) -> str:
 
     Example:
         >>> _describe([("/dev/shm", ""), (None, "/dev/shm has 1 MiB free")], 3 << 20)
-        'snapshots of the state in /dev/shm (at most 3 MiB); none on 1 of 2 nodes: /dev/shm has 1 \
-MiB free'
+        'snapshots of the state in /dev/shm (at most 3.0 MiB); none on 1 of 2 nodes: /dev/shm has \
+1 MiB free'
     """
     folders = dict.fromkeys(folder for folder, _ in of_nodes if folder is not None)
     reasons = [reason for folder, reason in of_nodes if folder is None]

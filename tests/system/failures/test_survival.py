@@ -18,6 +18,8 @@ from dptrain.training.persistence.snapshots import SnapshotFolder, read_token
 from tests.chaos import MPICH, OPEN_MPI, Launcher, find_ranks, send
 from tests.system.launch import environment, launch, wait_until_ended
 
+pytestmark = pytest.mark.timeout(900)  # Up to three jobs, on a busy machine too.
+
 LIMIT_S = 240
 SNAPSHOT_EVERY = 5
 TRAINING = (

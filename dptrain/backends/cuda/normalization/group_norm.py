@@ -34,7 +34,7 @@ def instance_threads(vectors: int, width: int) -> tuple[int, int]:
 
     Example:
         >>> instance_threads(12, 8), instance_threads(96, 8), instance_threads(1000, 8)
-        ((16, 1), (32, 3), (256, 0))
+        ((4, 3), (32, 3), (256, 0))
     """
     if vectors * width > MAX_WARP_ELEMENTS:
         return THREADS, 0

@@ -58,9 +58,9 @@ class GroupedConvolution(Convolution):
         buffers["partial"] = BufferSpec((rows, weight.size + filters), "float32")
         if group.gradients:
             own = Phase.BACKWARD_INPUT
-            phases[own] = Access(("dy",), ("dx", SCRATCH[own], "transposed"))
+            phases[own] = Access(("dy",), ("dx", SCRATCH[own], "input_shared"))
             buffers[SCRATCH[own]] = cls._scratch(group, setting, own)
-            buffers["transposed"] = BufferSpec((weight.size,), "float32")
+            buffers["input_shared"] = BufferSpec((weight.size,), "float32")
         return GroupNeeds(phases, buffers)
 
     @classmethod
@@ -107,7 +107,7 @@ class GroupedConvolution(Convolution):
         )
 
     def backward_input(self) -> StageKernel:
-        weight, flat = self.arrays["weight"], self.arrays["transposed"]
+        weight, flat = self.arrays["weight"], self.arrays["input_shared"]
         elements, zeros = math.prod(weight.shape[:2]), np.zeros(self.arrays["dx"].shape[-1], "f4")
         target = flat.reshape(elements, weight.shape[3] // self.layer.groups, -1)
         order = _order(self.group)

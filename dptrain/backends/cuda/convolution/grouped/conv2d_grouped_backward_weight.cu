@@ -108,8 +108,8 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
         cp_async_commit();
     };
     // Terms after the last pixel of a tile are zeros.
-    for (int i = threadIdx.x; i < BUFFERS * BUFFER_SIZE; i += blockDim.x)
-        buffers[i] = from_float<Number>(0.0f);
+    for (int i = threadIdx.x; i < BUFFERS * BUFFER_SIZE / PACK; i += blockDim.x)
+        reinterpret_cast<Pack<Number>*>(buffers)[i] = {};
     __syncthreads();
     copy(blockIdx.x, 0);
     RowSums sums = {};

@@ -65,22 +65,37 @@ __device__ inline int result_of(int column) {
     return column - own + lane * LANE_RESULTS + own / 8 * 2 + own % 2;
 }
 
-// Weights (tap, unit, column, term), with zeros between different groups.
+// Number i of the weights (tap, unit, column, term) of a block: its value, which is 0 between different
+// groups, and its offset in shared memory. Adjacent threads read adjacent filters.
+__device__ inline float load_weight(int i, const float* w, int filters, int first_unit, int& at) {
+    const int term = BACKWARD ? i % TERMS : i / COLUMNS % TERMS;
+    const int column = BACKWARD ? i / TERMS % COLUMNS : i % COLUMNS;
+    const int unit = i / (COLUMNS * TERMS) % UNITS, tap = i / (COLUMNS * TERMS * UNITS);
+    const int result = blockIdx.z * COLUMNS + result_of(column);
+    const int channel = BACKWARD ? result : term, filter = BACKWARD ? term : result;
+    const int k = (first_unit + unit) * UNIT_FILTERS + filter;
+    at = ((tap * UNITS + unit) * COLUMNS + column) * WEIGHT_PITCH + term;
+    const bool there = term < SUMMED && result < RESULTS && k < filters &&
+                       channel / GROUP_CHANNELS == filter / GROUP_FILTERS;
+    const int from = (tap * GROUP_CHANNELS + channel % GROUP_CHANNELS) * filters + k;
+    return there ? __ldg(w + from) : 0.0f;
+}
+
+// Store the weights of a block. Several loads of a thread are in flight: one after another, their
+// latencies would be longer than the products of small maps.
 __device__ inline void load_weights(Number* to, const float* w, int filters, int first_unit) {
-    for (int i = threadIdx.x; i < TAPS * UNITS * COLUMNS * TERMS; i += blockDim.x) {
-        // Adjacent threads read adjacent filters.
-        const int term = BACKWARD ? i % TERMS : i / COLUMNS % TERMS;
-        const int column = BACKWARD ? i / TERMS % COLUMNS : i % COLUMNS;
-        const int unit = i / (COLUMNS * TERMS) % UNITS, tap = i / (COLUMNS * TERMS * UNITS);
-        const int result = blockIdx.z * COLUMNS + result_of(column);
-        const int channel = BACKWARD ? result : term;
-        const int filter = BACKWARD ? term : result;
-        float value = 0.0f;
-        const int k = (first_unit + unit) * UNIT_FILTERS + filter;
-        if (term < SUMMED && result < RESULTS && k < filters &&
-            channel / GROUP_CHANNELS == filter / GROUP_FILTERS)
-            value = w[(tap * GROUP_CHANNELS + channel % GROUP_CHANNELS) * filters + k];
-        to[((tap * UNITS + unit) * COLUMNS + column) * WEIGHT_PITCH + term] = round_operand(value);
+    constexpr int SIZE = TAPS * UNITS * COLUMNS * TERMS, LOADS = 16;
+    for (int first = threadIdx.x; first < SIZE; first += blockDim.x * LOADS) {
+        float values[LOADS];
+        int at[LOADS];
+#pragma unroll
+        for (int load = 0; load < LOADS; ++load) {
+            const int i = first + load * blockDim.x;
+            values[load] = i < SIZE ? load_weight(i, w, filters, first_unit, at[load]) : 0.0f;
+        }
+#pragma unroll
+        for (int load = 0; load < LOADS; ++load)
+            if (first + load * int(blockDim.x) < SIZE) to[at[load]] = round_operand(values[load]);
     }
 }
 

@@ -1,0 +1,326 @@
+"""Flip random bits in the state of running jobs, and judge whether dptrain finds and names them.
+
+    python -m tests.flips --trials 200 --jobs 20 --steps 2000 --seed 7
+
+Each trial flips one to three bits in parameters, momentum or running statistics of one to three
+ranks after a random step.
+
+- A trial compares separate replicas: jobs of two to four ranks whose gradients MPI sums, with a
+  random `--digest-every` from 2 to 8. Every rank must raise the same error within that many steps.
+  It names both ranks of two, and otherwise the minority, and tensors in which bits were flipped.
+  A rounding of an update may remove the effect of a flipped bit: then the replicas must be equal.
+  A loss that is no longer finite ends a job as well.
+- A job has state with one copy: one rank, ranks that share memory, or the strategy central, with
+  `--digest-every 1`. It must end with exit code 1 and one line that names the rank and the tensor.
+  Its newest checkpoint is resumed by one process and ends with the bits of an undisturbed run.
+- Undisturbed jobs of each kind make `--steps` steps with a check after each, without an alarm.
+
+The exit code is 1 if anything else happens.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dptrain.backends.digests import PARAMETERS, STATISTICS
+from dptrain.comm.abort import guard
+from dptrain.comm.world import CorruptedError, DivergedError, World
+from dptrain.network import BatchNorm2d, Conv2d, Dense, Flatten, Network, ReLU
+from dptrain.training.callbacks import AfterStep
+from dptrain.training.trainer import Trainer
+from tests.run import BIN
+
+LIMIT_S = 600.0
+"""Time limit of a job on a busy machine."""
+
+MOST_PER_JOB = 25
+"""Trials that one start of the ranks makes."""
+
+KINDS: dict[str, tuple[int, dict[str, Any]]] = {
+    "single": (1, {}),
+    "shared": (3, {"transport": "shared"}),
+    "central": (3, {"strategy": "central"}),
+    "mirrored": (3, {"transport": "mpi"}),
+}
+"""Number of ranks and settings of jobs."""
+
+ARRAYS = (PARAMETERS, "momentum", STATISTICS)
+
+
+class Flip(NamedTuple):
+    """A flipped bit of a tensor of a rank."""
+
+    rank: int
+    array: str
+    tensor: str
+    element: int
+    bit: int
+
+
+def network() -> Network:
+    layers = [
+        Conv2d(6),
+        BatchNorm2d(),
+        ReLU(),
+        Conv2d(4),
+        BatchNorm2d(),
+        ReLU(),
+        Flatten(),
+        Dense(5),
+    ]
+    return Network((2, 8, 8), layers, name="flips")
+
+
+def data(seed: int) -> tuple[Any, ...]:
+    rng = np.random.default_rng(seed)
+    x = rng.standard_normal((160, 2, 8, 8)).astype(np.float32)
+    y = rng.integers(0, 5, 160)
+    return x[:128], y[:128], x[128:], y[128:]
+
+
+def make_trainer(
+    world: World | None, seed: int, callback: Callable[[Trainer], None], **settings: Any
+) -> Trainer:
+    """Return a trainer that calls a function after each step."""
+    return Trainer(
+        network(), data(seed), world=world, batch_size=16, shards=4, optimizer="sgd", momentum=0.9,
+        seed=seed, threads=1, progress=False, timeout=120.0,
+        callbacks=[AfterStep(lambda trainer, result: callback(trainer))], **settings,
+    )  # fmt: skip
+
+
+def flat_of(trainer: Trainer, array: str) -> Any:
+    replica = trainer.job.replica
+    if array == STATISTICS:
+        return replica.statistics.flat
+    return replica.arrays.parameters if array == PARAMETERS else replica.arrays.state[array]
+
+
+def choose(rng: random.Random, trainer: Trainer, rank: int, arrays: tuple[str, ...]) -> list[Flip]:
+    """Return one to three random bits of a tensor."""
+    array, plan = rng.choice(arrays), trainer.job.plan
+    layout = plan.statistics if array == STATISTICS else plan.trained
+    slot = rng.choice(layout.slots)
+    elements = [slot.start + rng.randrange(slot.parameter.size) for _ in range(rng.randint(1, 3))]
+    bits = {(element, rng.randrange(32)) for element in elements}
+    return [Flip(rank, array, slot.name, element, bit) for element, bit in sorted(bits)]
+
+
+def apply(trainer: Trainer, flips: list[Flip]) -> None:
+    for flip in flips:
+        if flip.rank == trainer.job.world.rank:
+            words = flat_of(trainer, flip.array).view(np.uint32)
+            words[flip.element] ^= np.uint32(1 << flip.bit)
+
+
+# Separate replicas: several trials in one job.
+
+
+def try_replicas(world: World, seed: int) -> tuple[str, str]:
+    """Make a trial; all ranks call this.
+
+    Returns:
+        What happened: ``found``, ``diverged``, ``vanished``, or ``wrong``; and details.
+    """
+    rng = random.Random(seed)
+    every, size = rng.randint(2, 8), world.size
+    at = rng.randint(1, 2 * every)
+    hit = sorted(rng.sample(range(size), rng.randint(1, min(3, size - 1))))
+    flips: list[Flip] = []
+    equal_at: list[int] = []
+
+    def after_step(trainer: Trainer) -> None:
+        if trainer.step == at:
+            for rank in hit:
+                flips.extend(choose(rng, trainer, rank, ARRAYS))
+            apply(trainer, flips)
+        elif trainer.step > at and trainer.step % every == 0:
+            states = [flat_of(trainer, array).tobytes().hex() for array in ARRAYS]
+            if len({tuple(each) for each in world.all_gather_json(states)}) == 1:
+                equal_at.append(trainer.step)
+
+    trainer = make_trainer(
+        world, seed, after_step, transport="mpi", digest_every=every, steps=4 * every
+    )
+    due = -(-at // every) * every
+    try:
+        trainer.fit()
+    except CorruptedError as error:
+        return judge_replicas(str(error), trainer.step, due, flips, hit, size)
+    except DivergedError as error:
+        return "diverged", f"{flips}: {error}"
+    is_equal = bool(equal_at) and equal_at[0] == due
+    return ("vanished" if is_equal else "wrong"), f"no error at step {due} after {at}: {flips}"
+
+
+def judge_replicas(
+    text: str, step: int, due: int, flips: list[Flip], hit: list[int], size: int
+) -> tuple[str, str]:
+    named = [rank for rank in range(size) if f"rank {rank} on " in text]
+    expected = hit if 2 * (size - len(hit)) > size else list(range(size))
+    tensors = {flip.tensor for flip in flips}
+    shown = text.split(" of rank")[0].split(", ", 1)[1]
+    names = [each.split(" (")[0] for each in shown.split(" and ") if "(" in each]
+    # Flips on several ranks may vanish on one of them, or be the same.
+    ranks_fit = set(named) <= set(expected) if len(hit) > 1 else named == expected
+    is_right = step <= due and ranks_fit and bool(names) and set(names) <= tensors
+    return ("found" if is_right else "wrong"), f"{text}; due {due}, {flips}"
+
+
+def work_on_replicas(seed: int, trials: int) -> None:
+    world = World.connect(timeout=120.0)
+    for number in range(trials):
+        result, details = try_replicas(world, seed + number)
+        results = world.all_gather_json(result)
+        if world.is_rank_zero:
+            result = result if len(set(results)) == 1 else "wrong"
+            print(f"trial {seed + number} {result}: {details}", flush=True)
+
+
+# State with one copy: a job for each trial.
+
+
+def settings_of(kind: str, every: int, steps: int) -> dict[str, Any]:
+    return {**KINDS[kind][1], "digest_every": every, "steps": steps}
+
+
+def work_on_job(seed: int, kind: str, run_dir: str) -> int:
+    rng = random.Random(seed)
+    at, size = rng.randint(3, 14), KINDS[kind][0]
+
+    def after_step(trainer: Trainer) -> None:
+        if trainer.step == at:
+            rank = rng.randrange(size)
+            # Running statistics belong to each rank, and with several they are compared.
+            is_first = kind != "central" or rank == 0
+            arrays = ARRAYS[: 2 if is_first else 1]
+            flips = choose(rng, trainer, rank, arrays)
+            if trainer.job.world.rank == rank:
+                print(
+                    f"flipped {flips[0].array} {flips[0].tensor} of {rank} after {at}", flush=True
+                )
+            apply(trainer, flips)
+
+    trainer = make_trainer(
+        None, seed, after_step, run_dir=run_dir, checkpoint_every=2, checkpoint_seconds=0.0,
+        **settings_of(kind, 1, 16),
+    )  # fmt: skip
+    trainer.fit()
+    return 0
+
+
+def judge_job(seed: int, kind: str, folder: Path) -> tuple[str, str]:
+    run_dir = folder / f"run{seed}"
+    done = start(
+        KINDS[kind][0], "--worker", "job", "--seed", seed, "--kind", kind, "--run", run_dir
+    )
+    output = done.stdout + done.stderr
+    flipped = next((line.split() for line in output.splitlines() if "flipped" in line), None)
+    lines = [line for line in output.splitlines() if line.startswith("dptrain: ")]
+    if flipped is None or len(lines) != 1 or done.returncode != 1:
+        return "wrong", f"exit code {done.returncode}: {output}"
+    array, tensor, rank, at = flipped[1], flipped[2], int(flipped[4]), int(flipped[6])
+    size = KINDS[kind][0]
+    text = lines[0]
+    # Rank 0 of the strategy central differs from the others until its next update.
+    compared = f"after step {at}, {tensor} ({array}) of rank {rank} on "
+    guarded = f"{tensor} ({array}) changed on ", f" step {at} "
+    is_named = compared in text if "of rank" in text else all(each in text for each in guarded)
+    if kind == "central" and "of rank" not in text:
+        is_named = is_named and text.startswith(f"dptrain: rank {rank} of {size}: ")
+    if not is_named:
+        return "wrong", f"{flipped}: {text}"
+    resumed = Trainer.resume(run_dir, data(seed), progress=False, digest_every=0)
+    step = resumed.step
+    with resumed:
+        resumed.fit()
+    plain = make_trainer(None, seed, lambda trainer: None, steps=16)
+    plain.fit()
+    same = all(
+        np.array_equal(resumed.parameters[name], values)
+        for name, values in plain.parameters.items()
+    )
+    return ("found" if same and step <= at else "wrong"), f"{text} Resumed from step {step}."
+
+
+# Undisturbed jobs.
+
+
+def work_undisturbed(seed: int, kind: str, steps: int) -> None:
+    trainer = make_trainer(None, seed, lambda trainer: None, **settings_of(kind, 1, steps))
+    trainer.fit()
+    if trainer.job.world.is_rank_zero:
+        print(f"undisturbed {kind}: {trainer.step} steps", flush=True)
+
+
+def start(ranks: int, *words: object) -> subprocess.CompletedProcess[str]:
+    launcher = [str(BIN / "mpirun"), "-n", str(ranks)] if ranks > 1 else []
+    command = [*launcher, sys.executable, "-m", "tests.flips", *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+
+
+def report(counts: Counter[str], kind: str, result: str, details: str) -> None:
+    counts[f"{kind}: {result}"] += 1
+    print(f"{kind} {result}: {details}", flush=True)
+
+
+def judge_all(arguments: argparse.Namespace) -> Counter[str]:
+    counts: Counter[str] = Counter()
+    seed, last = arguments.seed * 10_000, arguments.seed * 10_000 + arguments.trials
+    for first in range(seed, last, MOST_PER_JOB):
+        trials, ranks = min(MOST_PER_JOB, last - first), 2 + first // MOST_PER_JOB % 3
+        done = start(ranks, "--worker", "replicas", "--seed", first, "--trials", trials)
+        lines = [line for line in done.stdout.splitlines() if line.startswith("trial ")]
+        for line in lines:
+            _, number, rest = line.split(" ", 2)
+            result, details = rest.split(": ", 1)
+            report(counts, f"{ranks} replicas", result, f"{number}: {details}")
+        for _ in range(trials - len(lines)):
+            report(counts, f"{ranks} replicas", "wrong", f"{done.returncode}: {done.stderr}")
+    kinds = ("single", "shared", "central")
+    with tempfile.TemporaryDirectory(prefix="dptrain-flips-") as folder:
+        for number in range(arguments.jobs):
+            kind = kinds[number % len(kinds)]
+            report(counts, kind, *judge_job(seed + number, kind, Path(folder)))
+    for kind, (ranks, _) in KINDS.items() if arguments.steps else ():
+        words = "--kind", kind, "--seed", seed, "--steps", arguments.steps
+        done = start(ranks, "--worker", "undisturbed", *words)
+        is_quiet = done.returncode == 0 and f"{arguments.steps} steps" in done.stdout
+        report(counts, kind, "quiet" if is_quiet else "wrong", done.stdout + done.stderr)
+    return counts
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    for name, default in (("trials", 40), ("jobs", 6), ("steps", 500), ("seed", 1)):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--worker", choices=("replicas", "job", "undisturbed"))
+    parser.add_argument("--kind", choices=KINDS, default="single")
+    parser.add_argument("--run")
+    arguments = parser.parse_args()
+    if arguments.worker == "replicas":
+        work_on_replicas(arguments.seed, arguments.trials)
+    elif arguments.worker == "job":
+        return guard(lambda: work_on_job(arguments.seed, arguments.kind, arguments.run))
+    elif arguments.worker == "undisturbed":
+        work_undisturbed(arguments.seed, arguments.kind, arguments.steps)
+    else:
+        counts = judge_all(arguments)
+        for what, count in sorted(counts.items()):
+            print(f"{count:6} {what}")
+        return int(any(what.endswith("wrong") for what in counts))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
