@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from dptrain.comm.deadline import RankTimeoutError as RankTimeoutError
     from dptrain.comm.signals import StoppedError as StoppedError
     from dptrain.comm.world import AgreedError as AgreedError
+    from dptrain.comm.world import CorruptedError as CorruptedError
     from dptrain.comm.world import DivergedError as DivergedError
     from dptrain.data import open_data as open_data
     from dptrain.errors import ArgumentError as ArgumentError
@@ -107,6 +108,7 @@ _NAMES = [
     "Concatenate",
     "Constant",
     "Conv2d",
+    "CorruptedError",
     "Crop2d",
     "Dense",
     "DivergedError",
@@ -169,6 +171,7 @@ _MODULES = {
     "AfterEpoch": "training.callbacks",
     "AgreedError": "comm.world",
     "ArgumentError": "errors",
+    "CorruptedError": "comm.world",
     "DivergedError": "comm.world",
     "RankTimeoutError": "comm.deadline",
     "ReadOnlyError": "errors",

@@ -210,6 +210,7 @@ def work_on_job(seed: int, kind: str, run_dir: str) -> int:
                     f"flipped {flips[0].array} {flips[0].tensor} of {rank} after {at}", flush=True
                 )
             apply(trainer, flips)
+            trainer.job.world.barrier()  # The owner of a shared slice checks it after the flip.
 
     trainer = make_trainer(
         None, seed, after_step, run_dir=run_dir, checkpoint_every=2, checkpoint_seconds=0.0,
@@ -235,9 +236,9 @@ def judge_job(seed: int, kind: str, folder: Path) -> tuple[str, str]:
     # Rank 0 of the strategy central differs from the others until its next update.
     compared = f"after step {at}, {tensor} ({array}) of rank {rank} on "
     guarded = f"{tensor} ({array}) changed on ", f" step {at} "
-    is_named = compared in text if "of rank" in text else all(each in text for each in guarded)
-    if kind == "central" and "of rank" not in text:
-        is_named = is_named and text.startswith(f"dptrain: rank {rank} of {size}: ")
+    is_named = compared in text or all(each in text for each in guarded)
+    if kind == "central" and compared not in text:
+        is_named = is_named and (f"rank {rank} of {size}: " in text or f"rank {rank}: " in text)
     if not is_named:
         return "wrong", f"{flipped}: {text}"
     resumed = Trainer.resume(run_dir, data(seed), progress=False, digest_every=0)
@@ -282,9 +283,9 @@ def judge_all(arguments: argparse.Namespace) -> Counter[str]:
         done = start(ranks, "--worker", "replicas", "--seed", first, "--trials", trials)
         lines = [line for line in done.stdout.splitlines() if line.startswith("trial ")]
         for line in lines:
-            _, number, rest = line.split(" ", 2)
+            _, trial, rest = line.split(" ", 2)
             result, details = rest.split(": ", 1)
-            report(counts, f"{ranks} replicas", result, f"{number}: {details}")
+            report(counts, f"{ranks} replicas", result, f"{trial}: {details}")
         for _ in range(trials - len(lines)):
             report(counts, f"{ranks} replicas", "wrong", f"{done.returncode}: {done.stderr}")
     kinds = ("single", "shared", "central")
@@ -292,9 +293,9 @@ def judge_all(arguments: argparse.Namespace) -> Counter[str]:
         for number in range(arguments.jobs):
             kind = kinds[number % len(kinds)]
             report(counts, kind, *judge_job(seed + number, kind, Path(folder)))
-    for kind, (ranks, _) in KINDS.items() if arguments.steps else ():
+    for kind, (size, _) in KINDS.items() if arguments.steps else ():
         words = "--kind", kind, "--seed", seed, "--steps", arguments.steps
-        done = start(ranks, "--worker", "undisturbed", *words)
+        done = start(size, "--worker", "undisturbed", *words)
         is_quiet = done.returncode == 0 and f"{arguments.steps} steps" in done.stdout
         report(counts, kind, "quiet" if is_quiet else "wrong", done.stdout + done.stderr)
     return counts

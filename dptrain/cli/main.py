@@ -128,7 +128,7 @@ def _run_launched(arguments: list[str]) -> int:
 EXIT_CODES = """\b
 Exit codes:
   0    success
-  1    a bug, or a rank that was killed, hangs or exited
+  1    a bug, silent corruption, or a rank that was killed, hangs or exited
   2    a mistake in flags, files or data; the message shows how to correct it
   3    training diverged: the loss is not finite
   75   stopped early by a signal, with everything saved; the same command continues

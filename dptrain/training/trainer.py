@@ -488,6 +488,8 @@ class Trainer(Sealed):
         Raises:
             UserError: `fit` is running already, also in another thread; the trainer is closed; or
                 it has other data.
+            CorruptedError: replicas differ, or state has changed between two updates; the message
+                names the rank and the tensor.
             DivergedError: the loss is not finite; the message names the step, the layer and the
                 rank.
         """

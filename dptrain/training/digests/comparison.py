@@ -2,7 +2,7 @@
 
 Replicas that are separate hold the same bits after every update. Every `digest_every` steps, and
 before each checkpoint and snapshot, each rank computes the digest of its whole state, and one
-all-gather of 16 bytes compares them. Only if they differ, a second one sends the digest of each
+all-gather of 24 bytes compares them. Only if they differ, a second one sends the digest of each
 tensor. The job then ends on all ranks before anything is written.
 
 If the ranks of a node share the parameters, the node is one replica of them: the digests of the
@@ -22,10 +22,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dptrain.backends.digests import PARAMETERS, STATISTICS, StateDigests, Tensor, tensors_text
-from dptrain.comm.world import CorruptedError
+from dptrain.comm.world import AgreedError, CorruptedError
 from dptrain.errors import UserError
 from dptrain.training.callbacks import Callback
-from dptrain.training.digests.guard import ADVICE
+from dptrain.training.digests.guard import ADVICE, CorruptedSliceError
 from dptrain.training.spec import RankSpec
 
 if TYPE_CHECKING:
@@ -111,22 +111,37 @@ class StateComparison:
             self._parts.append((names, lambda: _added(names, slices), nodes))
         self._hardware = [_hardware(rank) for rank in job.run_spec.ranks]
 
-    def compare(self) -> Difference | None:
-        """Return how the replicas differ, the same on every rank; all ranks call this."""
+    def compare(self, error: CorruptedSliceError | None = None) -> Difference | None:
+        """Return how the replicas differ, the same on every rank; all ranks call this.
+
+        Args:
+            error: what this rank has found in state with one copy.
+
+        Raises:
+            CorruptedError: the error of any rank, if the replicas are equal; on every rank.
+        """
         own = [compute() for _, compute, _ in self._parts]
-        totals = np.array([np.sum(each, dtype=np.uint64) for each in own], np.uint64)
-        gathered = self._world.all_gather_array(totals)
+        totals = [np.sum(each, dtype=np.uint64) for each in own]
+        has_error = np.uint64(error is not None)
+        gathered = self._world.all_gather_array(np.array([*totals, has_error], np.uint64))
         for part, (_, _, replicas) in enumerate(self._parts):
             one = [Tensor("", "")]
             if self._first(one, gathered[:, part : part + 1], replicas) is not None:
                 break
         else:
+            if gathered[:, -1].any():
+                self._raise_any(error)
             return None
         for digests, (tensors, _, replicas) in zip(own, self._parts, strict=True):
             found = self._first(tensors, self._world.all_gather_array(digests), replicas)
             if found is not None:
                 return found
         raise AssertionError("digests of replicas differ, and those of their tensors do not")
+
+    def _raise_any(self, error: CorruptedSliceError | None) -> NoReturn:
+        """Raise the error of the first rank that has one, on every rank."""
+        errors = self._world.all_gather_json(None if error is None else str(error))
+        raise CorruptedError(str(AgreedError.of(errors)))
 
     def _first(
         self, tensors: Sequence[Tensor], digests: Digests, replicas: Sequence[tuple[int, ...]]
@@ -174,7 +189,6 @@ class StateChecks(Callback):
     def on_step(self, trainer: Trainer, result: StepResult) -> None:
         if self.is_due(trainer, trainer.step) or trainer.is_last_step:
             self.compare(trainer.job, trainer.step)
-            trainer.job.engine.check_state()
 
     def is_due(self, trainer: Trainer, step: int) -> bool:
         """Return whether the state is checked after step number `step`, counted from 1."""
@@ -186,16 +200,22 @@ class StateChecks(Callback):
         )
 
     def compare(self, job: Job, step: int) -> None:
-        """Compare the replicas after step number `step`, counted from 1; all ranks call this.
+        """Check the state after step number `step`, counted from 1; all ranks call this.
 
         Raises:
-            CorruptedError: they differ; on every rank.
+            CorruptedError: replicas differ, or state with one copy has changed; on every rank.
         """
         if not _compares(job):
+            job.engine.check_state()
             return
+        error = None
+        try:
+            job.engine.check_state()
+        except CorruptedSliceError as caught:
+            error = caught
         if self._comparison is None or self._comparison.replica is not job.replica:
             self._comparison = StateComparison(job)
-        found = self._comparison.compare()
+        found = self._comparison.compare(error)
         if found is not None:
             raise_corrupted(job, found, step)
 
