@@ -284,7 +284,7 @@ def _note(timed: TimedLayers) -> str:
         if roofs.withheld
     ]
     if any(is_low(time.roofline_share) for time in times):
-        found.insert(0, f"{LOW_NOTE[:-1]}, the least time by the measured limits of the machine.")
+        found.insert(0, LOW_NOTE)
     return " ".join(found)
 
 

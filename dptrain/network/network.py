@@ -192,7 +192,15 @@ class Network(metaclass=NamedArguments):
         Raises:
             UserError: there is no such network, for example because the input is too small.
         """
-        network = family(make_input_shape(input_shape), outputs)
+        shape = make_input_shape(input_shape)
+        if outputs < 1:
+            raise UserError(f"the number of outputs is {outputs}; expected at least 1")
+        try:
+            network = family(shape, outputs)
+        except UserError as error:
+            size = "×".join(map(str, shape))
+            number = f"{outputs} output{'s' * (outputs > 1)}"
+            raise UserError(f"no network for an input of {size} and {number}: {error}") from None
         object.__setattr__(network, "family", family)
         return network
 

@@ -39,7 +39,7 @@ PROGRAMS = (
 WITH_US = ("setpriv", "--pdeathsig", "TERM")
 """What a daemon is started by, so that it ends with this process, even if that is killed."""
 ENDED = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY"}
-_PATIENCE_S = 240.0
+_PATIENCE_S = 480.0
 
 CONFIGURATION = """\
 ClusterName=test

@@ -12,7 +12,7 @@ from tests.launchers.jobs import Launcher, find_launcher, run_event
 from tests.launchers.table import SLURM, Cell, cells, check
 from tests.slurm.cluster import Cluster
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = pytest.mark.timeout(1800)
 
 
 def srun(cluster: Cluster, name: str, folder: Path) -> Launcher:

@@ -18,7 +18,7 @@ from tests.slurm.cluster import ENDED, GPUS, Cluster, Job, until
 from tests.system.launch import PARSER, ROOT, succeed, write_program
 
 # Here all waits have ends, and show why; the usual limit would leave jobs behind.
-pytestmark = pytest.mark.timeout(900)
+pytestmark = pytest.mark.timeout(1800)
 
 SCRIPTS = ROOT / "slurm"
 STEPS = 4000

@@ -12,7 +12,7 @@ from tests.slurm.cluster import ENDED, Cluster, until
 from tests.slurm.test_scripts import SCRIPTS, SRUN, state, steps_made, summary
 from tests.system.launch import succeed
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = pytest.mark.timeout(1800)
 
 STEPS = 1500
 TRAIN = ("--network", "model-small", "--schedule", "constant", "--steps", STEPS, "--shards", 4,

@@ -56,6 +56,11 @@ def test_parts_take_equal_time(count: int) -> None:
     assert max(sums) - min(sums) <= max(times.values())
 
 
+def test_no_time_is_of_a_test_that_is_in_no_part() -> None:
+    recorded = run.tomllib.loads(run.TIMES.read_text(encoding="utf-8"))
+    assert recorded.keys() <= run.read_times().keys()
+
+
 def test_recorded_times_are_those_of_tests_in_the_parts(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

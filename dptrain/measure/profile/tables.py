@@ -40,8 +40,12 @@ SAVED_NOTE = (
     "* GFLOP/s count the operations of the direct algorithm, the roofline those that Winograd's "
     "algorithm needs at least."
 )
-LOW_MARK, LOW_NOTE = " !", "! less than a third of the roofline."
+LOW_MARK = " !"
 """Mark of stages that take more than three times as long as the measured limits require."""
+LOW_NOTE = (
+    "! marks times of more than three times the roofline, the least time by the measured limits of "
+    "the machine."
+)
 LOST_IF = {
     "parallel": "any of the following is",
     "load_balance": "the same ranks are slower in every step",

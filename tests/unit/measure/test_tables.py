@@ -51,7 +51,7 @@ def test_shares_of_less_than_a_third_of_the_roofline_are_marked() -> None:
         assert marked[0] == [" !"]
         assert " !" not in marked[1] + marked[2]
         assert marked[3] == [" *", " !"]
-        assert "! less than a third of the roofline." in table.note
+        assert "! marks times of more than three times the roofline" in table.note
         assert '>30</data><span class="range"> !</span>' in table.to_page()
     enough = layers_table(stages[1:3], "Layers", several=False)
     assert "!" not in enough.note

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from dptrain.api import make_replica
+from dptrain.errors import UserError
 from dptrain.network import Network, get_network
 from dptrain.network.adaptation import output_layer
 from dptrain.network.zoo import NETWORKS, recipe
@@ -50,6 +53,29 @@ def test_networks_follow_images_and_classes(
     pairs = zip(network.parameters, published.parameters, strict=True)
     for own, other in pairs:
         assert own.shape == other.shape or own.name in changed, own.name
+
+
+@given(
+    name=st.sampled_from(NAMES), height=st.integers(1, 31), width=st.integers(1, 31),
+    outputs=st.integers(1, 3),
+)  # fmt: skip
+def test_refusals_state_the_input_and_the_outputs(
+    name: str, height: int, width: int, outputs: int
+) -> None:
+    expected = rf"no network for an input of 2×{height}×{width} and {outputs} outputs?: \w"
+    found, message = None, ""
+    try:
+        found = get_network(name, input_shape=(2, height, width), outputs=outputs).output_shape
+    except UserError as error:
+        message = str(error)
+    assert found == (outputs,) or re.match(expected, message)
+
+
+@pytest.mark.parametrize("outputs", [0, -3])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_network_has_an_output(name: str, outputs: int) -> None:
+    with pytest.raises(UserError, match=f"the number of outputs is {outputs}; expected at least 1"):
+        get_network(name, outputs=outputs)
 
 
 @pytest.mark.parametrize("name", NAMES)

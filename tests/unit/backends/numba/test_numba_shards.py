@@ -60,7 +60,7 @@ NETWORKS = [
     Network((4200,), [Dense(30), ReLU(), Dense(600), ReLU(), Dense(2)], MeanSquaredError(),
             name="dense"),
 ]  # fmt: skip
-NOT_PER_SAMPLE = ("scratch", "shared", "partial", "chunk_sums")
+NOT_PER_SAMPLE = ("scratch", "shared", "partial", "chunk_sums", "transposed")
 
 
 @pytest.fixture(params=NETWORKS, ids=lambda network: network.name)
