@@ -43,9 +43,9 @@ class Difference(NamedTuple):
     """A difference between replicas.
 
     Attributes:
-        ranks: those of the replicas that differ; of all if no majority agrees.
+        ranks: of each tensor those of the replicas that differ; of all if no majority agrees.
         tensors: that differ, in the order of the state.
-        is_minority: True if most replicas agree, and `ranks` are the others.
+        is_minority: True if most replicas agree on each tensor, and `ranks` are the others.
     """
 
     ranks: tuple[int, ...]
@@ -68,19 +68,29 @@ def find_difference(
         >>> find_difference(tensors, {ranks: np.array(d) for ranks, d in values.items()}).ranks
         (1,)
     """
-    values = {ranks: tuple(map(int, found)) for ranks, found in replicas.items()}
-    counts = Counter(values.values())
-    if len(counts) <= 1:
+    blamed: set[int] = set()
+    different, is_minority = [], True
+    for number, tensor in enumerate(tensors):
+        values = {ranks: int(digests[number]) for ranks, digests in replicas.items()}
+        counts = Counter(values.values())
+        if len(counts) <= 1:
+            continue
+        common, count = counts.most_common(1)[0]
+        has_majority = 2 * count > len(values)
+        is_minority = is_minority and has_majority
+        different.append(tensor)
+        for ranks, value in values.items():
+            blamed |= set(ranks) if not has_majority or value != common else set()
+    return Difference(tuple(sorted(blamed)), tuple(different), is_minority) if different else None
+
+
+def merged(differences: Sequence[Difference]) -> Difference | None:
+    """Return differences as one; None if there are none."""
+    if not differences:
         return None
-    common, count = counts.most_common(1)[0]
-    is_minority = 2 * count > len(values)
-    blamed = [ranks for ranks, each in values.items() if not is_minority or each != common]
-    different = [
-        tensor
-        for tensor, *each in zip(tensors, *values.values(), strict=True)
-        if len(set(each)) > 1
-    ]
-    return Difference(tuple(sorted(sum(blamed, ()))), tuple(different), is_minority)
+    ranks = sorted({rank for each in differences for rank in each.ranks})
+    tensors = dict.fromkeys(tensor for each in differences for tensor in each.tensors)
+    return Difference(tuple(ranks), tuple(tensors), all(each.is_minority for each in differences))
 
 
 class StateComparison:
@@ -126,27 +136,28 @@ class StateComparison:
         gathered = self._world.all_gather_array(np.array([*totals, has_error], np.uint64))
         for part, (_, _, replicas) in enumerate(self._parts):
             one = [Tensor("", "")]
-            if self._first(one, gathered[:, part : part + 1], replicas) is not None:
+            if self._find(one, gathered[:, part : part + 1], replicas) is not None:
                 break
         else:
             if gathered[:, -1].any():
                 self._raise_any(error)
             return None
+        differences = []
         for digests, (tensors, _, replicas) in zip(own, self._parts, strict=True):
-            found = self._first(tensors, self._world.all_gather_array(digests), replicas)
-            if found is not None:
-                return found
-        raise AssertionError("digests of replicas differ, and those of their tensors do not")
+            found = self._find(tensors, self._world.all_gather_array(digests), replicas)
+            differences += [] if found is None else [found]
+        assert differences, "digests of replicas differ, and those of their tensors do not"
+        return merged(differences)
 
     def _raise_any(self, error: CorruptedSliceError | None) -> NoReturn:
         """Raise the error of the first rank that has one, on every rank."""
         errors = self._world.all_gather_json(None if error is None else str(error))
         raise CorruptedError(str(AgreedError.of(errors)))
 
-    def _first(
+    def _find(
         self, tensors: Sequence[Tensor], digests: Digests, replicas: Sequence[tuple[int, ...]]
     ) -> Difference | None:
-        """Return the first difference between replicas of one kind of hardware.
+        """Return the differences between replicas of the same hardware.
 
         Args:
             tensors: the names of the digests.
@@ -158,8 +169,8 @@ class StateComparison:
             kind = tuple(sorted({self._hardware[rank] for rank in ranks}))
             sums = np.asarray(np.sum(digests[list(ranks)], axis=0, dtype=np.uint64))
             kinds.setdefault(kind, {})[ranks] = sums
-        found = (find_difference(tensors, each) for each in kinds.values())
-        return next((each for each in found if each is not None), None)
+        found = [find_difference(tensors, each) for each in kinds.values()]
+        return merged([each for each in found if each is not None])
 
 
 def _added(names: Sequence[Tensor], slices: Sequence[StateDigests]) -> Digests:
