@@ -180,7 +180,8 @@ def _load(
 
 def _with_snapshots(given: dict[str, Any], file: Path | None) -> dict[str, Any]:
     """Return the flags with the setting `snapshots`, unless the user has set it."""
-    from dptrain.training.settings import find_config, read_settings
+    from dptrain.training.presets import find_config
+    from dptrain.training.settings import read_settings
 
     if "DPTRAIN_SNAPSHOTS" in os.environ:
         return given
