@@ -195,7 +195,6 @@ class Replica(Sealed):
         accumulation: adds the gradients of several passes; None if an update has one pass.
         stages: every stage except load and update, with its kernel, in order.
         updates: number of updates made; the bias correction of Adam reads it.
-        num_writes: number of writes to the state other than by updates.
         notes: which algorithm computes each stage, by stage name, if the backend reports it.
 
     Examples:
@@ -228,7 +227,7 @@ class Replica(Sealed):
         shards = plan.setting.shards
         self.context = Context(seed=seed, bounds=np.zeros(max(shards, 1) + 1, np.int64))
         self._merges = plan.merges
-        self.updates = self.num_writes = 0
+        self.updates = self._num_writes = 0
         self.sum_statistics: SumStatistics = sum_of_one_rank(plan)
         self.notes: dict[str, str] = {}
         layout, slots = plan.trained, plan.gradient_slots
@@ -321,8 +320,13 @@ class Replica(Sealed):
         self.context.parameters_version = UNKNOWN_VERSION
         return self._arrays.parameters
 
+    @property
+    def num_writes(self) -> int:
+        """Number of writes to the state other than by updates."""
+        return self._num_writes
+
     def _count_write(self) -> None:
-        self.num_writes += 1
+        self._num_writes += 1
         if self.context.parameters_version != UNKNOWN_VERSION:
             self.context.parameters_version += 1
 

@@ -87,6 +87,7 @@ from dptrain.training.resources import (
     COMPILING,
     bucket_bytes,
     check_memory,
+    choose_digest_every,
     choose_prefetch,
     compute_threads,
     describe_ranks,
@@ -643,6 +644,7 @@ def _specify(
         prefetch=prefetch,
         transport=transport,
         bucket_kib=bucket // 1024,
+        digest_every=world.broadcast_json(choose_digest_every(chosen, replica)),
     )
     run_spec = RunSpec(
         version=__version__,

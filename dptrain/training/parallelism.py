@@ -87,13 +87,14 @@ class ParallelismSettings(SettingGroup[UntilRecipe, UntilStart]):
         "peer-to-peer memory",
         at_least=1,
     )
-    digest_every: int = setting(
+    digest_every: int | UntilStart = setting(
         "parallelism",
-        100,
+        None,
         "Steps between two checks for silent corruption. Replicas of ranks must "
         "hold the same bits: digests of parameters, optimizer state and running statistics are "
         "compared. State that has one copy must not change between an update and its next use. A "
         "difference ends the job before the state is written. 0 checks nothing.",
+        otherwise="100; 0 on GPUs, where its cost has not been measured",
         at_least=0,
     )
     baseline_steps: int = setting(

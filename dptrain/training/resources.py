@@ -189,6 +189,17 @@ def bucket_bytes(
     return 0 if world.local_size == world.size else 256 * 1024
 
 
+DIGEST_EVERY = 100
+"""Steps between two checks of the state on CPUs."""
+
+
+def choose_digest_every(chosen: SettingGroups[Any, None], replica: Replica) -> int:
+    """Return the number of steps between two checks of the state; 0 checks nothing."""
+    if chosen.digest_every is not None:
+        return int(chosen.digest_every)
+    return 0 if replica.memory.on_gpu else DIGEST_EVERY
+
+
 ORDER_BYTES = 24
 """Memory per sample while the order of an epoch is sorted: random numbers, indices, workspace."""
 

@@ -210,6 +210,7 @@ def resolve_job(
     prefetch: int,
     transport: str,
     bucket_kib: int,
+    digest_every: int,
     best_by: str,
 ) -> JobSpec:
     """Return the job specification; nothing is left open.
@@ -219,8 +220,8 @@ def resolve_job(
         ranks: number of ranks.
         epoch_steps: updates per epoch.
         backend: of rank 0.
-        precision, prefetch, transport, bucket_kib, best_by: what the backend, the data and the
-            machine decide if `chosen` leaves it open.
+        precision, prefetch, transport, bucket_kib, digest_every, best_by: what the backend, the
+            data and the machine decide if `chosen` leaves it open.
     """
     decided: dict[str, Any] = {
         "steps": chosen.total_steps(epoch_steps),
@@ -236,6 +237,7 @@ def resolve_job(
         "prefetch": prefetch,
         "transport": transport,
         "bucket_kib": bucket_kib,
+        "digest_every": digest_every,
         "ranks": ranks,
         "epoch_steps": epoch_steps,
         "schedule_start": 0,

@@ -481,7 +481,7 @@ def test_a_network_without_a_name_is_named_once() -> None:
 
 def test_tracebacks_show_public_names_of_errors() -> None:
     names = [name for name in dptrain.__all__ if name.endswith("Error") and "Squared" not in name]
-    assert len(names) == 8
+    assert len(names) == 9
     for name in names:
         error = getattr(dptrain, name)
         assert issubclass(error, UserError | TimeoutError)
