@@ -25,7 +25,7 @@ def test_every_result_is_cited() -> None:
     ]
     pages.append(ROOT / "README.md")
     text = "\n".join(page.read_text(encoding="utf-8") for page in pages)
-    cited = set(re.findall(r"([a-z]+[a-z0-9-]*-\d{4}-\d\d-\d\d[a-z0-9-]*)\.(?:md|json|svg)", text))
+    cited = set(re.findall(r"([a-z]+[a-z0-9-]*)\.(?:md|json|svg|csv)", text))
     stored = {path.name.partition(".")[0] for path in RESULTS.iterdir() if path.is_file()}
     assert sorted(stored - cited) == [], "results that no page or log cites are deleted"
 
