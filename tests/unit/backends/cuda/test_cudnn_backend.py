@@ -487,6 +487,7 @@ def test_only_benchmarks_use_other_engines(setting: str, cache: Path) -> None:
     assert {n.rpartition(" ")[2] for n in notes.values()} == {products}
 
 
+@pytest.mark.more
 def test_the_studies_store_times_and_engines_of_each_setting(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
