@@ -15,8 +15,8 @@ ONNX by PyTorch and read by dptrain. A refusal names the operator and the node. 
 - trained: loss of a minibatch of 4 samples before and after 50 steps on it.
 - exported: largest difference of ONNX Runtime, relative to the largest probability.
 
-Two more columns tell whether the network is read from other files: ``training`` from that of the
-older exporter for training, and ``dynamo`` from that of the newer one, also for training.
+Two more columns are results of reading other files: ``training``, the file for training of the
+older exporter, and ``dynamo``, that of the newer one, also for training.
 ``--exporter`` fills one of them.
 
 The file contains the results: a row is written when its classifier is done, up to the column of

@@ -60,6 +60,7 @@ class Context:
         stop: True if this rank requests a stop.
         parameters_version: changes whenever parameters are written outside of updates;
             `UNKNOWN_VERSION` if they may be written at any time.
+        num_writes: number of writes to the state other than by updates.
         part: number of the pass, of those that an update has.
         bounds: int64; micro-shard i consists of samples bounds[i] … bounds[i + 1] of this batch.
             Without micro-shards, (0, n). The array stays the same; its content changes.
@@ -74,6 +75,7 @@ class Context:
     learning_rate: float = 0.0
     stop: bool = False
     parameters_version: int = 0
+    num_writes: int = 0
     part: int = 0
     bounds: NDArray[np.int64] = field(default_factory=lambda: np.zeros(2, dtype=np.int64))
 
@@ -227,7 +229,7 @@ class Replica(Sealed):
         shards = plan.setting.shards
         self.context = Context(seed=seed, bounds=np.zeros(max(shards, 1) + 1, np.int64))
         self._merges = plan.merges
-        self.updates = self._num_writes = 0
+        self.updates = 0
         self.sum_statistics: SumStatistics = sum_of_one_rank(plan)
         self.notes: dict[str, str] = {}
         layout, slots = plan.trained, plan.gradient_slots
@@ -320,13 +322,8 @@ class Replica(Sealed):
         self.context.parameters_version = UNKNOWN_VERSION
         return self._arrays.parameters
 
-    @property
-    def num_writes(self) -> int:
-        """Number of writes to the state other than by updates."""
-        return self._num_writes
-
     def _count_write(self) -> None:
-        self._num_writes += 1
+        self.context.num_writes += 1
         if self.context.parameters_version != UNKNOWN_VERSION:
             self.context.parameters_version += 1
 

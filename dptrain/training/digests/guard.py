@@ -78,7 +78,7 @@ class StateGuard:
             return
         key = elements.start, elements.stop
         self._stored[key] = self._digests[key].compute()
-        self._number, self._num_writes = number, self._replica.num_writes
+        self._number, self._num_writes = number, self._replica.context.num_writes
         self._guarded_s += 2 * (perf_counter() - began)  # The check takes as long.
 
     def release(self) -> None:
@@ -98,7 +98,7 @@ class StateGuard:
         Raises:
             CorruptedSliceError: a slice has changed.
         """
-        if self._replica.num_writes != self._num_writes:
+        if self._replica.context.num_writes != self._num_writes:
             return
         for key, before in self._stored.items():
             digests = self._digests[key]
