@@ -120,7 +120,9 @@ def with_counts(chosen: Settings, world: World, old: Replica, counts: Counts) ->
     """
     if old.plan.micro_shards is None:
         return old
-    shards = MicroShards.of_rank(chosen.shards, world.rank, world.size, counts=counts)
+    shards = MicroShards.of_rank(
+        chosen.shards, world.rank, world.size, counts=counts, batch_size=chosen.batch_size
+    )
     plan = with_micro_shards(old.plan, old.backend, shards, shards.num_samples(chosen.batch_size))
     arrays = None
     if old.arrays.is_shared:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -41,6 +42,7 @@ from dptrain.backends.cuda.normalization.batch_norm import (
 from dptrain.backends.cuda.normalization.folding import bind_folded
 from dptrain.backends.cuda.normalization.group_norm import GroupNormOperation
 from dptrain.backends.cuda.normalization.normalization import NormalizationOperation
+from dptrain.backends.cuda.normalization.sharded_batch_norm import ShardedBatchNorm
 from dptrain.backends.cuda.operation import (
     BiasAddOperation,
     FlattenOperation,
@@ -53,6 +55,12 @@ from dptrain.backends.cuda.pooling import (
 )
 from dptrain.backends.cuda.replica import CudaReplica
 from dptrain.backends.cuda.resampling import ResamplingOperation
+from dptrain.backends.cuda.shards import (
+    ShardedWeightGradient,
+    shard_arguments,
+    shard_macros,
+    sharded_needs,
+)
 from dptrain.backends.cuda.tuning import load_or_tune
 from dptrain.backends.digests import DigestKernel
 from dptrain.backends.flat_arrays import FlatArrays
@@ -242,6 +250,7 @@ class CudaBackend(Backend):
     channels_last = True
     concurrent_weight_gradients = True
     measures_kernels = True
+    supports_shards = True
     double_buffers_input = True
     # Kernels use 32-bit indices, and the last tiles of a buffer extend beyond its end.
     max_elements: ClassVar[int | None] = 2**31 - 2**24
@@ -302,11 +311,12 @@ class CudaBackend(Backend):
         return self.operation(group, setting).adds_gradient(group, local)
 
     def sums_output(self, group: Group, reader: Group, setting: Setting) -> bool:
-        sums = isinstance(reader.head.layer, BatchNorm2d)
+        # With micro-shards, the sums of a block belong to several of them.
+        sums = isinstance(reader.head.layer, BatchNorm2d) and not setting.shards
         return sums and self.operation(group, setting).sum_rows(group, setting) > 0
 
     def sums_gradient(self, group: Group, normalization: Group, setting: Setting) -> bool:
-        if not isinstance(normalization.head.layer, BatchNorm2d):
+        if setting.shards or not isinstance(normalization.head.layer, BatchNorm2d):
             return False
         summing = replace(group, normalization=normalization)
         return self.operation(group, setting).gradient_sum_rows(summing, setting) > 0
@@ -327,11 +337,11 @@ class CudaBackend(Backend):
             return grouped_operation(group, setting)
         found = entry_of(OPERATIONS, layer)
         assert found is not None, layer.kind
-        return found
+        return ShardedBatchNorm if setting.shards and found is BatchNormOperation else found
 
     def needs(self, group: Group, setting: Setting) -> GroupNeeds:
         operation, layer = self.operation(group, setting), group.head.layer
-        needs = operation.needs(group, setting)
+        needs = sharded_needs(operation.needs(group, setting), group, setting.shards)
         if folds_batch_norm(group):
             return folded_needs(needs, group, keeps=False)
         if isinstance(layer, Conv2d) and not layer.bias and operation.reads_bias:
@@ -366,10 +376,18 @@ class CudaBackend(Backend):
         self, group: Group, phases: Collection[Phase], arrays: Arrays, replica: Replica
     ) -> Mapping[Phase, Kernel]:
         assert isinstance(replica, CudaReplica)
-        operation = self.operation(group, replica.plan.setting.of(group))
+        setting = replica.plan.setting.of(group)
+        operation = self.operation(group, setting)
         if folds_batch_norm(group):
             return bind_folded(operation, group, arrays, replica)
-        return operation(group, arrays, replica).kernels(phases)
+        weight = Phase.BACKWARD_WEIGHT
+        if not setting.shards or weight not in phases:
+            return operation(group, arrays, replica).kernels(phases)
+        others = [phase for phase in phases if phase is not weight]
+        access = self.needs(group, setting).phases[weight]
+        bind = partial(operation, group, replica=replica)
+        sharded = ShardedWeightGradient(bind, group, access, arrays, replica)
+        return {**bind(arrays).kernels(others), weight: sharded}
 
     def bind_additions(self, replica: Replica, additions: Sequence[GradientAddition]) -> Kernel:
         assert isinstance(replica, CudaReplica)
@@ -394,17 +412,36 @@ class CudaBackend(Backend):
         )
         block_sums = device.zeros((1 + loss_blocks(replica.plan.batch_size * lanes),), "uint64")
         dz = output if gradient is None else gradient
-        arrays = output, target, dz, sums, replica.numbers, block_sums
+        arrays = output, target, dz, sums, replica.numbers
+
+        def arguments(context: Context, scratch: Array) -> list[Any]:
+            backward = np.int32(context.training and gradient is not None)
+            sizes = np.int32(context.n), np.int32(outputs), np.float32(context.scale)
+            return [*arrays, scratch, *sizes, backward, *options]
 
         def run(context: Context) -> None:
-            backward = np.int32(context.training and gradient is not None)
-            function(
-                (loss_blocks(context.n * lanes), 1, 1), (LOSS_THREADS, 1, 1),
-                [*arrays, np.int32(context.n), np.int32(outputs), np.float32(context.scale),
-                 backward, *options],
-            )  # fmt: skip
+            grid = loss_blocks(context.n * lanes), 1, 1
+            function(grid, (LOSS_THREADS, 1, 1), arguments(context, block_sums))
 
-        return run
+        setting, shards = replica.plan.setting, replica.plan.micro_shards
+        if shards is None or gradient is None:
+            return run
+        defines = {**defines, **shard_macros(shards), "MICRO_SHARDS": 1}
+        sharded = device.function(
+            "losses.cu", name, SAMPLE_LANES=lanes, PRECISION=precision, **defines, **macros
+        )
+        blocks, pitch = loss_blocks(setting.shard_size * lanes), replica.gradient_slots.shape[1]
+        shard_sums = device.zeros((shards.count * (1 + blocks) + 1 + shards.count,), "uint64")
+
+        def run_shards(context: Context) -> None:
+            if not context.training:
+                run(context)
+                return
+            last = *shard_arguments(context), np.int32(pitch)
+            grid = blocks, 1, shards.count
+            sharded(grid, (LOSS_THREADS, 1, 1), [*arguments(context, shard_sums), *last])
+
+        return run_shards
 
     def bind_update(self, replica: Replica, elements: slice) -> Kernel:
         assert isinstance(replica, CudaReplica)

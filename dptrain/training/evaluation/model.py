@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -301,8 +302,11 @@ def _micro_shards(facts: CheckpointFacts, backend: Backend) -> MicroShards | Non
     """Return a micro-shard for evaluations that are equal to those during training; None if
     training had none, or if the backend supports none.
     """
-    is_sharded = facts.spec["job"].get("shards", 0) > 0
-    return MicroShards.of_rank(1) if is_sharded and backend.supports_shards else None
+    job = facts.spec["job"]
+    shards = job.get("shards", 0)
+    if not shards or not backend.supports_shards:
+        return None
+    return MicroShards.of_rank(1, batch_size=math.ceil(job["batch_size"] / shards))
 
 
 def _restore_description(facts: CheckpointFacts, path: Path) -> tuple[Network, Preprocessing]:

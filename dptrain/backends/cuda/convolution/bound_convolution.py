@@ -93,8 +93,8 @@ class Case:
 
     @property
     def samples(self) -> int:
-        """Largest number of samples."""
-        return self.setting.batch_size
+        """Number of samples for which the algorithm is selected."""
+        return self.setting.kernel_samples
 
     @property
     def pools(self) -> bool:

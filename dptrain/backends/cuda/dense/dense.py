@@ -70,13 +70,13 @@ class DenseGemm(WeightedOperation[Dense]):
         """Return the configuration of the forward product."""
         inputs, outputs = dense_shape(group)
         return cls.gemm_config(
-            group, setting, Phase.FORWARD, setting.batch_size, outputs, inputs, split=True
+            group, setting, Phase.FORWARD, setting.kernel_samples, outputs, inputs, split=True
         )
 
     @classmethod
     def wgrad_config(cls, group: Group, setting: Setting) -> GemmConfig:
         """Return the configuration of the weight gradient. One more row is the bias gradient."""
-        (inputs, outputs), n = dense_shape(group), setting.batch_size
+        (inputs, outputs), n = dense_shape(group), setting.kernel_samples
         return cls.gemm_config(
             group, setting, Phase.BACKWARD_WEIGHT, inputs + 1, outputs, n, split=True
         )
@@ -85,7 +85,7 @@ class DenseGemm(WeightedOperation[Dense]):
     def backward_input_config(cls, group: Group, setting: Setting) -> GemmConfig:
         """Return the configuration of the backward-input product."""
         inputs, outputs = dense_shape(group)
-        n = setting.batch_size
+        n = setting.kernel_samples
         return cls.gemm_config(group, setting, Phase.BACKWARD_INPUT, n, inputs, outputs)
 
     @classmethod
@@ -199,7 +199,7 @@ class SkinnyDenseGemm(DenseGemm):
     @classmethod
     def forward_config(cls, group: Group, setting: Setting) -> GemmConfig:
         inputs, outputs = dense_shape(group)
-        product = setting.precision, setting.batch_size, inputs, outputs, limits_of(setting)
+        product = setting.precision, setting.kernel_samples, inputs, outputs, limits_of(setting)
         ranked = skinny_gemm.rank_forward_configs(*product)
         return pick_config(ranked, group, setting, Phase.FORWARD)
 
@@ -208,13 +208,13 @@ class SkinnyDenseGemm(DenseGemm):
         if setting.precision not in ELEMENT_BYTES:
             return super().wgrad_config(group, setting)
         outputs = group.head.output_shape[0]
-        return skinny_gemm.wgrad_config(setting.precision, setting.batch_size, outputs)
+        return skinny_gemm.wgrad_config(setting.precision, setting.kernel_samples, outputs)
 
     @classmethod
     def backward_input_config(cls, group: Group, setting: Setting) -> GemmConfig:
         inputs, outputs = dense_shape(group)
         tile = skinny_gemm.select_backward_input_tile(
-            setting.precision, setting.batch_size, inputs, outputs, limits_of(setting)
+            setting.precision, setting.kernel_samples, inputs, outputs, limits_of(setting)
         )
         if tile is None:
             return super().backward_input_config(group, setting)
@@ -253,7 +253,7 @@ def label(group: Group, setting: Setting, phase: Phase) -> str:
     """Return all that the time of a product depends on, except for the GPU."""
     inputs, outputs = dense_shape(group)
     epilogue = " ".join(layer.__name__ for layer in group.kinds[1:])
-    product = phase.value, setting.precision, setting.batch_size, inputs, outputs, epilogue
+    product = phase.value, setting.precision, setting.kernel_samples, inputs, outputs, epilogue
     return " ".join(map(str, product)).strip()
 
 

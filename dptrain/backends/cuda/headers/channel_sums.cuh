@@ -114,6 +114,12 @@ __device__ inline bool is_last_block(unsigned* tickets) {
 
 template <int SUMS> struct Doubles {
     double at[SUMS];
+
+    __device__ Doubles operator+(const Doubles& other) const {
+        Doubles sum = *this;
+        for (int s = 0; s < SUMS; ++s) sum.at[s] += other.at[s];
+        return sum;
+    }
 };
 
 // Sum of term(row, channel) over a number of rows, such as one for each block, for each channel of

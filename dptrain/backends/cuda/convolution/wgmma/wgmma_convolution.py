@@ -143,7 +143,7 @@ def sum_rows(case: Case, config: GemmConfig) -> int:
 
 def buffers(case: Case, config: GemmConfig) -> Extra:
     """Return the buffers of operands, of split-K parts and of sums."""
-    group, phase, n = case.group, case.phase, case.samples
+    group, phase = case.group, case.phase
     filters, *sides = group.head.output_maps
     prepared: dict[str, BufferSpec] = {}
     written: dict[str, BufferSpec] = {}
@@ -153,9 +153,11 @@ def buffers(case: Case, config: GemmConfig) -> Extra:
         prepared[OPERAND] = BufferSpec((size,), case.setting.activations)
     if config.split_k.count > 1 and phase in PARTS:
         shape = group.head.output_shape if phase is Phase.FORWARD else group.head.input_shape
-        written[PARTS[phase]] = BufferSpec((config.split_k.count, n * math.prod(shape)), "float32")
+        size = case.setting.batch_size * math.prod(shape)
+        written[PARTS[phase]] = BufferSpec((config.split_k.count, size), "float32")
     if phase is Phase.BACKWARD_WEIGHT and case.precision == "tf32":
-        written[TRANSPOSED] = BufferSpec((filters, padded_pitch(n * math.prod(sides))), "float32")
+        pitch = padded_pitch(case.samples * math.prod(sides))
+        written[TRANSPOSED] = BufferSpec((filters, pitch), "float32")
     if phase is Phase.BACKWARD_INPUT and group.normalization is not None:
         rows = sum_rows(case, config), 2, group.head.input_maps[0]
         written[GRADIENT_SUMS] = BufferSpec(rows, "float32")
