@@ -54,6 +54,13 @@ def choose_transport(
         )
     if wanted == "host" or world.size == 1:
         return "host"
+    if replica.plan.micro_shards is not None:
+        if wanted != "auto":
+            raise UserError(
+                f"--transport {wanted} does not add micro-shards along their tree; use --transport "
+                "host with --shards"
+            )
+        return "host"
     small = replica.flat_gradients.nbytes <= PEER_BYTES
     if wanted == "peer" or (wanted == "auto" and small):
         from dptrain.comm.sums.peer import peer_error

@@ -412,16 +412,16 @@ class CudaBackend(Backend):
         )
         block_sums = device.zeros((1 + loss_blocks(replica.plan.batch_size * lanes),), "uint64")
         dz = output if gradient is None else gradient
-        arrays = output, target, dz, sums, replica.numbers
 
-        def arguments(context: Context, scratch: Array) -> list[Any]:
+        def arguments(context: Context, sums: Array, scratch: Array) -> list[Any]:
             backward = np.int32(context.training and gradient is not None)
             sizes = np.int32(context.n), np.int32(outputs), np.float32(context.scale)
-            return [*arrays, scratch, *sizes, backward, *options]
+            arrays = output, target, dz, sums, replica.numbers, scratch
+            return [*arrays, *sizes, backward, *options]
 
         def run(context: Context) -> None:
             grid = loss_blocks(context.n * lanes), 1, 1
-            function(grid, (LOSS_THREADS, 1, 1), arguments(context, block_sums))
+            function(grid, (LOSS_THREADS, 1, 1), arguments(context, sums, block_sums))
 
         setting, shards = replica.plan.setting, replica.plan.micro_shards
         if shards is None or gradient is None:
@@ -431,6 +431,7 @@ class CudaBackend(Backend):
             "losses.cu", name, SAMPLE_LANES=lanes, PRECISION=precision, **defines, **macros
         )
         blocks, pitch = loss_blocks(setting.shard_size * lanes), replica.gradient_slots.shape[1]
+        slots = replica.gradient_slots.reshape(-1)[replica.plan.trained.size :]
         shard_sums = device.zeros((shards.count * (1 + blocks) + 1 + shards.count,), "uint64")
 
         def run_shards(context: Context) -> None:
@@ -439,7 +440,7 @@ class CudaBackend(Backend):
                 return
             last = *shard_arguments(context), np.int32(pitch)
             grid = blocks, 1, shards.count
-            sharded(grid, (LOSS_THREADS, 1, 1), [*arguments(context, shard_sums), *last])
+            sharded(grid, (LOSS_THREADS, 1, 1), [*arguments(context, slots, shard_sums), *last])
 
         return run_shards
 
