@@ -137,6 +137,22 @@ def rank_contributions(
     return tuple(map(len, parts)), merge_table(shards, [part for own in parts for part in own])
 
 
+def sum_expression(merges: NDArray[np.int64]) -> list[str]:
+    """Return a table `merges` as expressions of ``at(i)``, the value of contribution i, in C.
+
+    Example:
+        >>> sum_expression(MicroShards.of_rank(5).merges)
+        ['(((at(0)+at(1))+(at(2)+at(3)))+at(4))']
+    """
+    stack: list[str] = []
+    for index, count in enumerate(merges.tolist()):
+        stack.append(f"at({index})")
+        for _ in range(count):
+            right = stack.pop()
+            stack[-1] = f"({stack[-1]}+{right})"
+    return stack
+
+
 def add_in_order(
     contributions: Iterable[NDArray[np.generic]], merges: NDArray[np.int64]
 ) -> list[NDArray[np.generic]]:

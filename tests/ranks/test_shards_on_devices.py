@@ -29,6 +29,7 @@ from dptrain.plan import SGD, Adam, MicroShards, Optimizer, make_buckets, make_p
 from dptrain.plan.shares import Counts
 from dptrain.training.engines import make_engine
 from tests.emulator.emulator import Emulator
+from tests.ranks.test_peer import Device
 from tests.tiers import tiered
 
 pytestmark = pytest.mark.mpi
@@ -72,6 +73,7 @@ def _train(
     )  # fmt: skip
     replica = backend.make_replica(plan, seed=3)
     buckets = make_buckets(plan, 1000)
+    backend.choose_device(world.local_rank)
     sums = make_gradient_sum(strategy, world, replica, buckets)
     statistics_sum = make_statistics_sum(world, replica, sums.transport)
     recorder = StepRecorder(plan.stages)
@@ -99,17 +101,20 @@ def _train(
     return found
 
 
-@pytest.fixture(autouse=True)
-def emulated_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the backend compute on the emulator."""
-    monkeypatch.setattr("dptrain.backends.cuda.backend.open_device", lambda rank: Emulator())
+@pytest.fixture(autouse=True, params=["host", "peer"])
+def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Let the backend compute on emulated GPUs that cannot or can access each other's memory."""
+    device = Device if request.param == "peer" else Emulator
+    monkeypatch.setattr("dptrain.backends.cuda.backend.open_device", lambda rank: device())
+    name: str = request.param
+    return name
 
 
 CLIPPED = SGD(momentum=0.9, clip_norm=0.5)
 CASES = [
-    (seed, shards, precision, strategy, optimizer)
-    for seed, (shards, precision, strategy, optimizer) in enumerate([
-        (4, "fp32", "mirrored", CLIPPED), (5, "tf32", "central", Adam()),
+    (seed, *options)
+    for seed, options in enumerate([
+        (4, "fp32", "mirrored", CLIPPED), (8, "tf32", "central", Adam()),
         (8, "bf16", "mirrored", CLIPPED), (7, "fp32", "central", CLIPPED),
         (4, "tf32", "mirrored", Adam()), (6, "bf16", "central", SGD(momentum=0.9)),
     ])
@@ -120,8 +125,9 @@ CASES = [
     ("seed", "shards", "precision", "strategy", "optimizer"), tiered(CASES, CASES[:1])
 )
 def test_random_networks_have_the_bits_of_one_rank(
-    connected: World, seed: int, shards: int, precision: str, strategy: str, optimizer: Optimizer
-) -> None:
+    connected: World, transport: str, seed: int, shards: int, precision: str, strategy: str,
+    optimizer: Optimizer,
+) -> None:  # fmt: skip
     network = _random_network(seed)
     options: dict[str, Any] = {
         "batch": 11, "precision": precision, "strategy": strategy, "optimizer": optimizer,

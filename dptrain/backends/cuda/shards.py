@@ -22,7 +22,7 @@ from dptrain.backends.cuda.operation import Operation, vector_width
 from dptrain.backends.replica import Arrays, Context, Kernel, ReplacedArrays
 from dptrain.plan.flat import padded
 from dptrain.plan.lowering import Access, BufferSpec, Group, GroupNeeds, Phase
-from dptrain.plan.shards import MicroShards, middle
+from dptrain.plan.shards import MicroShards, sum_expression
 
 if TYPE_CHECKING:
     from dptrain.backends.cuda.replica import CudaReplica
@@ -31,30 +31,11 @@ GRADIENTS = "shard_gradients"
 """Buffer of the gradients of the micro-shards of a group, a row for each of them."""
 
 
-def tree_sum(start: int, stop: int, first: int = 0) -> str:
-    """Return the sum over the micro-shards start … stop as an expression of ``at(i)``.
-
-    Args:
-        start, stop: a subtree of the tree of micro-shards.
-        first: the micro-shard of which ``at(0)`` is the value.
-
-    Example:
-        >>> tree_sum(0, 5)
-        '(((at(0)+at(1))+(at(2)+at(3)))+at(4))'
-    """
-    if stop - start == 1:
-        return f"at({start - first})"
-    half = middle(start, stop)
-    return f"({tree_sum(start, half, first)}+{tree_sum(half, stop, first)})"
-
-
 def shard_macros(shards: MicroShards) -> dict[str, Macro]:
     """Return the macros of kernels that add micro-shards."""
-    own = (
-        f"take({slot},{tree_sum(start, stop, shards.start)});"
-        for slot, (start, stop) in enumerate(shards.subtrees)
-    )
-    return {"ALL_SHARDS": tree_sum(0, shards.total), "OWN_SHARDS": "".join(own)}
+    (total,) = sum_expression(MicroShards.of_rank(shards.total).merges)
+    own = enumerate(sum_expression(shards.merges))
+    return {"ALL_SHARDS": total, "OWN_SHARDS": "".join(f"take({s},{each});" for s, each in own)}
 
 
 def shard_arguments(context: Context) -> list[np.int32]:
