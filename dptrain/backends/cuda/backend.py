@@ -341,7 +341,9 @@ class CudaBackend(Backend):
 
     def needs(self, group: Group, setting: Setting) -> GroupNeeds:
         operation, layer = self.operation(group, setting), group.head.layer
-        needs = sharded_needs(operation.needs(group, setting), group, setting.shards)
+        needs = operation.needs(group, setting)
+        if _launches_shards(operation, group, setting):
+            needs = sharded_needs(needs, group, setting.shards)
         if folds_batch_norm(group):
             return folded_needs(needs, group, keeps=False)
         if isinstance(layer, Conv2d) and not layer.bias and operation.reads_bias:
@@ -381,7 +383,7 @@ class CudaBackend(Backend):
         if folds_batch_norm(group):
             return bind_folded(operation, group, arrays, replica)
         weight = Phase.BACKWARD_WEIGHT
-        if not setting.shards or weight not in phases:
+        if weight not in phases or not _launches_shards(operation, group, setting):
             return operation(group, arrays, replica).kernels(phases)
         others = [phase for phase in phases if phase is not weight]
         access = self.needs(group, setting).phases[weight]
@@ -521,6 +523,11 @@ class CudaBackend(Backend):
             raise ValueError(
                 f"the plan is for {planned}, but the GPU is {limits}; call choose_device first"
             )
+
+
+def _launches_shards(operation: type[Operation[Any]], group: Group, setting: Setting) -> bool:
+    """Return whether each micro-shard has a launch of its own for the weight gradient."""
+    return setting.shards > 1 and not operation.joins_shards(group, setting)
 
 
 def _with_unused_bias(needs: GroupNeeds, filters: int) -> GroupNeeds:

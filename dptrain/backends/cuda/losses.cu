@@ -127,7 +127,9 @@ __device__ inline void reduce_blocks(LossSum own, float factor, float* loss_sums
                                      const float* hyperparameters, PackedSum* scratch,
                                      int slot_pitch = 0) {
     const float stop = hyperparameters[STOP_REQUESTED];
+#if MICRO_SHARDS
     PackedSum* const shards = scratch + gridDim.z * (1 + gridDim.x);
+#endif
     scratch += blockIdx.z * (1 + gridDim.x);
     own = block_sum(own);
     if (gridDim.x > 1) {

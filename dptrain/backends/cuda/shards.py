@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dptrain.backends.cuda.device.device import Array, Macro
-from dptrain.backends.cuda.device.launching import launch
+from dptrain.backends.cuda.device.launching import launch, launch_reduction
 from dptrain.backends.cuda.operation import Operation, vector_width
 from dptrain.backends.replica import Arrays, Context, Kernel, ReplacedArrays
 from dptrain.plan.flat import padded
@@ -46,9 +46,9 @@ def shard_arguments(context: Context) -> list[np.int32]:
 
 
 def sharded_needs(needs: GroupNeeds, group: Group, shards: int) -> GroupNeeds:
-    """Return the needs of a group whose weight gradients are summed for each micro-shard."""
+    """Return the needs of a group with a launch for the weight gradient of each micro-shard."""
     access = needs.phases.get(Phase.BACKWARD_WEIGHT)
-    if access is None or shards < 2:
+    if access is None:
         return needs
     written = Access(access.reads, (*access.writes, GRADIENTS))
     return replace(
@@ -69,6 +69,35 @@ def _gradient_sizes(group: Group) -> tuple[int, int]:
 
 def _row_size(group: Group) -> int:
     return sum(map(padded, _gradient_sizes(group)))
+
+
+def bind_sum(
+    group: Group, arrays: Arrays, replica: CudaReplica, rows: Array, start: int, parts: int = 1
+) -> Callable[[], None]:
+    """Return a function that enqueues the sum over the micro-shards of each gradient slot.
+
+    Args:
+        group: has weights.
+        arrays: of the group.
+        replica: its plan has micro-shards.
+        rows: gradients, a row for each micro-shard; with split-K one for each of its parts.
+        start: of the gradient of the bias in a row.
+        parts: of split-K, after whose weights the biases follow.
+    """
+    shards, (weights, *bias) = replica.plan.micro_shards, group.head.parameters
+    assert shards is not None
+    dw, biases = arrays["dweight_slots"], bias[0].size if bias else 0
+    db = arrays["dbias_slots"] if bias else dw
+    width = vector_width(math.gcd(weights.size, biases), 4)
+    vectors, pitch = (weights.size + biases) // width, np.int32(rows.shape[1])
+    last = dw, np.int32(weights.size), db, np.int32(biases)
+    slot_pitch = np.int32(replica.gradient_slots.shape[1])
+    macros = {"VECTOR": width, **shard_macros(shards)}
+    if parts == 1:
+        add = replica.device.function("micro_shards.cu", "add_gradients", **macros)
+        return lambda: launch(add, vectors, rows, pitch, np.int32(start), *last, slot_pitch)
+    add = replica.device.function("micro_shards.cu", "add_split_gradients", **macros)
+    return lambda: launch_reduction(add, vectors, rows, np.int32(parts), pitch, *last, slot_pitch)
 
 
 class _ShardArrays(ReplacedArrays):
@@ -98,7 +127,7 @@ class _ShardArrays(ReplacedArrays):
 
 
 class ShardedWeightGradient:
-    """The weight gradient of a group, by the kernels of the group for each micro-shard.
+    """The weight gradient of a group, by a launch of its kernels for each of several micro-shards.
 
     Args:
         bind: returns the operation of the group for some arrays.
@@ -118,7 +147,7 @@ class ShardedWeightGradient:
         self._kernels: dict[tuple[int, int], Kernel] = {}
         shards = replica.plan.micro_shards
         assert shards is not None
-        self._add = self._bind_sum(shards) if shards.count > 1 else None
+        self._add = bind_sum(group, arrays, replica, arrays[GRADIENTS], padded(self._sizes[0]))
         smaller, larger = divmod(replica.plan.batch_size, shards.count)
         for shard in range(shards.count):
             self._kernel(shard, shard * smaller + min(shard, larger))
@@ -126,8 +155,7 @@ class ShardedWeightGradient:
     def __call__(self, context: Context) -> None:
         for shard, (start, stop) in enumerate(pairwise(context.bounds.tolist())):
             self._kernel(shard, start)(replace(context, n=stop - start))
-        if self._add is not None:
-            self._add()
+        self._add()
 
     def _kernel(self, shard: int, start: int) -> Kernel:
         """Return the kernel of a micro-shard that begins at sample `start`, which is bound once."""
@@ -143,26 +171,9 @@ class ShardedWeightGradient:
 
     def _rows(self, shard: int) -> dict[str, Array]:
         """Return the arrays that receive the gradients of a micro-shard, by local name."""
-        if self._add is None:
-            return {}
         row, (weights, biases) = self._arrays[GRADIENTS][shard], self._sizes
         start = padded(weights)
         return {
             "dweight": row[:weights].reshape(self._arrays["dweight"].shape),
             "dbias": row[start : start + biases],
         }
-
-    def _bind_sum(self, shards: MicroShards) -> Callable[[], None]:
-        """Return a function that enqueues the sum over the micro-shards of each gradient slot."""
-        a, (weights, biases) = self._arrays, self._sizes
-        has_bias = len(self._group.head.parameters) > 1
-        biases = biases if has_bias else 0
-        width = vector_width(math.gcd(weights, biases), 4)
-        function = self._replica.device.function(
-            "micro_shards.cu", "add_gradients", VECTOR=width, **shard_macros(shards)
-        )
-        rows, dw = a[GRADIENTS], a["dweight_slots"]
-        sizes = np.int32(rows.shape[1]), np.int32(padded(weights))
-        slots = dw, np.int32(weights), a["dbias_slots"] if has_bias else dw, np.int32(biases)
-        pitch = np.int32(self._replica.gradient_slots.shape[1])
-        return lambda: launch(function, (weights + biases) // width, rows, *sizes, *slots, pitch)

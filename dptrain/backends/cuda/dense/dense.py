@@ -82,6 +82,10 @@ class DenseGemm(WeightedOperation[Dense]):
         )
 
     @classmethod
+    def wgrad_split(cls, group: Group, setting: Setting) -> SplitK:
+        return cls.wgrad_config(group, setting).split_k
+
+    @classmethod
     def backward_input_config(cls, group: Group, setting: Setting) -> GemmConfig:
         """Return the configuration of the backward-input product."""
         inputs, outputs = dense_shape(group)
@@ -98,7 +102,7 @@ class DenseGemm(WeightedOperation[Dense]):
         phases = {Phase.FORWARD: Access(("x",), ("y", *buffers))}
         if not setting.training:
             return GroupNeeds(phases, buffers)
-        cls.add_partial_buffer(group, cls.wgrad_config(group, setting).split_k, buffers)
+        cls.add_partial_buffer(group, setting, buffers)
         partial = ("partial",) if "partial" in buffers else ()
         dz = ("dy", "y") if ReLU in group.kinds else ("dy",)
         phases[Phase.BACKWARD_WEIGHT] = Access(("x", *dz), partial)

@@ -33,8 +33,37 @@ struct SampleRange {
     int first, count;
 };
 
-// The samples of micro-shard blockIdx.z, by the last arguments of the kernel.
-__device__ inline SampleRange own_shard(int samples, int larger) {
-    const int shard = blockIdx.z;
+// The samples of a micro-shard, by the last arguments of the kernel.
+__device__ inline SampleRange samples_of_shard(int shard, int samples, int larger) {
     return {shard * samples + min(shard, larger), samples + (shard < larger)};
+}
+
+__device__ inline SampleRange own_shard(int samples, int larger) {
+    return samples_of_shard(blockIdx.z, samples, larger);
+}
+
+// What the blocks with this blockIdx.z sum of a weight gradient: part `index` of the split-K parts of
+// some samples. With MICRO_SHARDS these are the samples of a micro-shard, each of which has
+// `shard_parts` parts, the last argument of the kernel. Parts without terms are 0.
+struct SplitPart {
+    int index, shard;
+    SampleRange range;
+};
+
+#if MICRO_SHARDS
+#define PARTS_PARAMETERS SHARDS_PARAMETERS, int shard_parts
+#define PARTS_ARGUMENTS SHARDS_ARGUMENTS, shard_parts
+__device__ inline SplitPart split_part(int, int shard_samples, int larger_shards, int parts) {
+    const int shard = blockIdx.z / parts;
+    return {int(blockIdx.z) % parts, shard, samples_of_shard(shard, shard_samples, larger_shards)};
+}
+#else
+#define PARTS_PARAMETERS
+#define PARTS_ARGUMENTS
+__device__ inline SplitPart split_part(int samples) { return {int(blockIdx.z), 0, {0, samples}}; }
+#endif
+
+// Move an array with `size` elements for each sample to the first sample of a part.
+template <class T> __device__ inline void move_to(const SplitPart& part, const T*& array, int size) {
+    array += (long long)part.range.first * size;
 }
