@@ -10,7 +10,7 @@ import numpy as np
 from dptrain.backends.cuda.dense import skinny_gemm
 from dptrain.backends.cuda.dense.gemm_tiles import GemmConfig, SplitK, rank_gemm_configs
 from dptrain.backends.cuda.device.device import Array
-from dptrain.backends.cuda.device.hardware import ELEMENT_BYTES, limits_of
+from dptrain.backends.cuda.device.hardware import ELEMENT_BYTES, limits_of, limits_of_sums
 from dptrain.backends.cuda.device.launching import launch_reduction
 from dptrain.backends.cuda.measured import measured_first, measured_name
 from dptrain.backends.cuda.weighted import WeightedOperation
@@ -60,9 +60,9 @@ class DenseGemm(WeightedOperation[Dense]):
         split: bool = False,
     ) -> GemmConfig:  # fmt: skip
         """Return the configuration for ``gemm.cuh``; see `rank_gemm_configs`."""
-        ranked = rank_gemm_configs(
-            setting.precision, rows, columns, terms, limits_of(setting), split=split
-        )
+        sums = phase is Phase.BACKWARD_WEIGHT
+        limits = limits_of_sums(setting) if sums else limits_of(setting)
+        ranked = rank_gemm_configs(setting.precision, rows, columns, terms, limits, split=split)
         return pick_config(ranked, group, setting, phase)
 
     @classmethod
@@ -76,7 +76,7 @@ class DenseGemm(WeightedOperation[Dense]):
     @classmethod
     def wgrad_config(cls, group: Group, setting: Setting) -> GemmConfig:
         """Return the configuration of the weight gradient. One more row is the bias gradient."""
-        (inputs, outputs), n = dense_shape(group), setting.kernel_samples
+        (inputs, outputs), n = dense_shape(group), setting.summed_samples
         return cls.gemm_config(
             group, setting, Phase.BACKWARD_WEIGHT, inputs + 1, outputs, n, split=True
         )
@@ -212,7 +212,7 @@ class SkinnyDenseGemm(DenseGemm):
         if setting.precision not in ELEMENT_BYTES:
             return super().wgrad_config(group, setting)
         outputs = group.head.output_shape[0]
-        return skinny_gemm.wgrad_config(setting.precision, setting.kernel_samples, outputs)
+        return skinny_gemm.wgrad_config(setting.precision, setting.summed_samples, outputs)
 
     @classmethod
     def backward_input_config(cls, group: Group, setting: Setting) -> GemmConfig:
@@ -257,7 +257,9 @@ def label(group: Group, setting: Setting, phase: Phase) -> str:
     """Return all that the time of a product depends on, except for the GPU."""
     inputs, outputs = dense_shape(group)
     epilogue = " ".join(layer.__name__ for layer in group.kinds[1:])
-    product = phase.value, setting.precision, setting.kernel_samples, inputs, outputs, epilogue
+    sums = phase is Phase.BACKWARD_WEIGHT
+    samples = setting.summed_samples if sums else setting.kernel_samples
+    product = phase.value, setting.precision, samples, inputs, outputs, epilogue
     return " ".join(map(str, product)).strip()
 
 

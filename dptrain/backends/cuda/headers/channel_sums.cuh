@@ -95,21 +95,24 @@ __device__ inline void store_block_sums(Floats (&own)[SUMS], float* partial, int
     });
 }
 
-// Return true in all threads of the last block of a column that calls this. The stores of all
-// blocks before this call are then visible to __ldcg. `tickets` (gridDim.z, gridDim.y) is 0 before
-// and after the kernel.
-__device__ inline bool is_last_block(unsigned* tickets) {
+// Return true in all threads of the last of some blocks that call this. The stores of all of them
+// before this call are then visible to __ldcg. The ticket is 0 before and after the kernel.
+__device__ inline bool is_last_of(unsigned blocks, unsigned* ticket) {
     __shared__ bool last;
-    unsigned* ticket = tickets + blockIdx.z * gridDim.y + blockIdx.y;
     __threadfence();
     __syncthreads();
     if (threadIdx.x == 0) {
-        last = atomicAdd(ticket, 1u) == gridDim.x - 1;
+        last = atomicAdd(ticket, 1u) == blocks - 1;
         if (last) atomicExch(ticket, 0u);
         __threadfence();
     }
     __syncthreads();
     return last;
+}
+
+// The same for the blocks of a column. tickets (gridDim.z, gridDim.y).
+__device__ inline bool is_last_block(unsigned* tickets) {
+    return is_last_of(gridDim.x, tickets + blockIdx.z * gridDim.y + blockIdx.y);
 }
 
 template <int SUMS> struct Doubles {

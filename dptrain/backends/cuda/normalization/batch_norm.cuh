@@ -82,9 +82,10 @@ template <int SUMS> struct ShardRows {
     __device__ double* at(int shard, int s, int c) const {
         return rows + (long long)shard * ((SUMS * channels + 1) / 2 * 2) + s * channels + c;
     }
+    // Blocks of the same kernel may have stored the sums.
     __device__ Doubles<SUMS> sums(int shard, int c) const {
         Doubles<SUMS> found;
-        for (int s = 0; s < SUMS; ++s) found.at[s] = *at(shard, s, c);
+        for (int s = 0; s < SUMS; ++s) found.at[s] = __ldcg(at(shard, s, c));
         return found;
     }
     // Store the sums of channel c of micro-shard blockIdx.z, of which this rank has gridDim.z.
@@ -96,6 +97,15 @@ template <int SUMS> struct ShardRows {
                 for (int s = 0; s < SUMS; ++s) *at(shard, s, c) = 0.0;
     }
 };
+
+// Return true in the block that stores the last row of a column of channels, if it is to finish the
+// sums: with FINISHES, if no other rank has rows. tickets (gridDim.z + 1, gridDim.y).
+#ifndef FINISHES
+#define FINISHES 0
+#endif
+__device__ inline bool is_last_row(unsigned* tickets) {
+    return FINISHES && is_last_of(gridDim.z, tickets + gridDim.z * gridDim.y + blockIdx.y);
+}
 
 // The pixels of micro-shard blockIdx.z.
 __device__ inline SampleRange own_pixels(int shard_samples, int larger_shards, int sample_pixels) {

@@ -26,6 +26,9 @@ from dptrain.backends.replica import Context, Kernel
 from dptrain.plan.lowering import Access, BufferSpec, Group, GroupNeeds, Phase, Setting
 from dptrain.plan.shards import MicroShards
 
+PIXELS = object()
+"""Stands for the number of pixels of a minibatch in the arguments of a kernel."""
+
 ROWS, BACKWARD_ROWS = "shard_totals", "backward_shard_totals"
 """Buffers of the sums of all micro-shards, with three and two sums of each channel."""
 
@@ -34,7 +37,7 @@ class ShardedBatchNorm(BatchNormOperation):
     """BatchNorm2d like `BatchNormOperation`, in a plan with micro-shards.
 
     A kernel sums each micro-shard of this rank. The rows of the other ranks' micro-shards are 0,
-    until the sum over the ranks collects them. Another kernel adds all rows along the tree.
+    until the sum over the ranks collects them; then another kernel adds all rows along the tree.
     """
 
     @classmethod
@@ -50,7 +53,7 @@ class ShardedBatchNorm(BatchNormOperation):
         buffers |= {
             "partial": BufferSpec((blocks, 3, channels), "float32"),
             "backward_partial": BufferSpec((blocks, 2, channels), "float32"),
-            "tickets": BufferSpec((setting.shards * sums.columns,), "uint32"),
+            "tickets": BufferSpec(((setting.shards + 1) * sums.columns,), "uint32"),
             ROWS: BufferSpec((setting.all_shards, _row_size(3, channels)), "float64"),
             BACKWARD_ROWS: BufferSpec((setting.all_shards, _row_size(2, channels)), "float64"),
         }
@@ -74,52 +77,60 @@ class ShardedBatchNorm(BatchNormOperation):
         summed = SummedStatistics(rows.reshape(-1), pairs, pairs, lambda: None)
         return self.replica.summed_statistics.setdefault(key, summed)
 
-    def _sharded_sums(self, phase: Phase, file: str, name: str, rows: Array, arguments: list[Any],
-                      **macros: Any) -> Kernel:  # fmt: skip
-        """Return the stage that sums each micro-shard, and collects the rows of all ranks.
+    def _stage(
+        self, phase: Phase, kernel: tuple[str, str, str], rows: Array, arguments: list[Any],
+        last: list[Any], finishing: list[Any], **macros: Any,
+    ) -> Kernel:  # fmt: skip
+        """Return the stage that sums each micro-shard, collects the rows of all ranks and adds.
 
         Args:
             phase: of the sums.
-            file, name: of the kernel that sums.
+            kernel: file, name of the kernel that sums, and of the one that adds the rows. The
+                former also adds them if no other rank has any.
             rows: receives the sums.
-            arguments: of the kernel, with None for the number of pixels.
-            macros: of the kernel.
+            arguments, last: of the kernel that sums, without the numbers of pixels and ranks
+                between them.
+            finishing: arguments of the kernel that adds rows.
+            macros: of the kernel that sums.
         """
         layout, shards, pixels = self._launch(sums=True), self._shards, self._pixels
-        function = layout.function(self, file, name, MICRO_SHARDS=1, **macros)
+        file, name, finish_name = kernel
+        macros = {**macros, **shard_macros(shards), "MICRO_SHARDS": 1}
+        alone = layout.function(self, file, name, FINISHES=1, **macros)
+        across = layout.function(self, file, name, **macros)
+        finish = layout.function(self, file, finish_name, **macros)
         blocks, summed = layout.blocks(self.setting.shard_size * pixels), self._summed(phase, rows)
-        last = [np.int32(size) for size in (pixels, shards.start, shards.total)]
+        sizes = [np.int32(size) for size in (pixels, shards.start, shards.total)]
         grid, block = (blocks, layout.columns, shards.count), (layout.threads, 1, 1)
         replica = self.replica
 
         def run(context: Context) -> None:
+            is_alone = replica.statistics_ranks == 1
             count = np.int32(context.n * pixels)
-            given = [count if each is None else each for each in arguments]
-            function(grid, block, [*given, np.int32(0), *shard_arguments(context), *last])
-            if replica.statistics_ranks != 1:
+            given = [count if each is PIXELS else each for each in arguments]
+            numbers = np.int32(0), *last, *shard_arguments(context), *sizes
+            (alone if is_alone else across)(grid, block, [*given, *numbers])
+            if not is_alone:
                 assert replica.enqueue_statistics_sum is not None
                 replica.enqueue_statistics_sum(summed)
+                launch(finish, self._channels, *finishing)
 
         return run
 
     def statistics(self) -> Kernel:
-        a, channels = self.arrays, np.int32(self._channels)
-        moments = a["moments"], a["running_mean"], a["running_var"]
+        a, channels, rows = self.arrays, np.int32(self._channels), self.arrays[ROWS]
+        results = a["moments"], a["running_mean"], a["running_var"]
         constants = np.float32(self.layer.epsilon), np.float32(self.layer.momentum)
-        add = self._sharded_sums(
-            Phase.STATISTICS, STATISTICS_FILE, "batch_norm_statistics", a[ROWS],
-            [a["x"], a["partial"], a["tickets"], None, channels, a[ROWS], *moments, *constants],
-        )  # fmt: skip
-        finish = self._launch(sums=True).function(
-            self, STATISTICS_FILE, "batch_norm_moments_of_shards", MICRO_SHARDS=1,
-            **shard_macros(self._shards),
+        enqueue = self._stage(
+            Phase.STATISTICS,
+            (STATISTICS_FILE, "batch_norm_statistics", "batch_norm_moments_of_shards"), rows,
+            [a["x"], a["partial"], a["tickets"], PIXELS, channels, rows, *results, *constants],
+            [a["totals"]], [rows, a["totals"], *results, channels, *constants],
         )  # fmt: skip
 
         def run(context: Context) -> None:
             if context.training:
-                add(context)
-                count = a["totals"]
-                launch(finish, self._channels, a[ROWS], count, *moments, channels, *constants)
+                enqueue(context)
 
         return run
 
@@ -128,25 +139,15 @@ class ShardedBatchNorm(BatchNormOperation):
         y = a["y"] if activation_source(self.group) == FROM_Y else a["dy"]
         maps = a["dy"], y, a["x"], a[self._before_activation]
         constants = a["moments"], a["weight"], a["bias"], a["backward_partial"], a["tickets"]
-        results = a["backward_sums"], a["dweight"], a["dbias"]
-        add = self._sharded_sums(
-            Phase.BACKWARD_STATISTICS, BACKWARD_FILE, "batch_norm_backward_statistics", rows,
-            [*maps, *constants, rows, a["totals"], *results, None, channels],
+        results = a["backward_sums"], a["dweight_slots"], a["dbias_slots"]
+        pitch, first = np.int32(self.replica.gradient_slots.shape[1]), np.int32(self._shards.start)
+        return self._stage(
+            Phase.BACKWARD_STATISTICS,
+            (BACKWARD_FILE, "batch_norm_backward_statistics", "batch_norm_gradients_of_shards"),
+            rows, [*maps, *constants, rows, a["totals"], *results, PIXELS, channels], [pitch],
+            [rows, first, a["totals"], a["moments"], *results, pitch, channels],
             STORE_DZ=int(len(stored_gradient(self.group)) > 0), **activation_macros(self.group),
         )  # fmt: skip
-        finish = self._launch(sums=True).function(
-            self, BACKWARD_FILE, "batch_norm_gradients_of_shards", MICRO_SHARDS=1,
-            **shard_macros(self._shards),
-        )  # fmt: skip
-        first, pitch = self._shards.start, self.replica.gradient_slots.shape[1]
-        sums, dw, db = a["backward_sums"], a["dweight_slots"], a["dbias_slots"]
-        arguments = rows, np.int32(first), a["totals"], a["moments"], sums, dw, db
-
-        def run(context: Context) -> None:
-            add(context)
-            launch(finish, self._channels, *arguments, np.int32(pitch), channels)
-
-        return run
 
 
 def _row_size(sums: int, channels: int) -> int:
