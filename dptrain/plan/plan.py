@@ -756,7 +756,7 @@ def require_shards(backend: Lowering) -> None:
     if not backend.supports_shards:
         raise UserError(
             f"backend {backend.name} does not support micro-shards; remove --shards, or use "
-            "--backend numba or reference"
+            "--backend numba, cuda or reference"
         )
 
 
