@@ -21,7 +21,7 @@ from dptrain.runs.names import INCIDENTS
 
 PROGRESS = ".progress"
 
-_LINE_BYTES = 160
+_LINE_BYTES = 200
 
 
 @dataclass(frozen=True)
@@ -106,12 +106,14 @@ class RunProgress:
         steps_lost: steps after `first_step` that the start before had completed.
         resumed_s: seconds from the last complete step of the start before to the first one of this
             start; 0 if unknown.
+        batches: number of minibatches that rank 0 has evaluated.
     """
 
     step: int
     first_step: int
     steps_lost: int = 0
     resumed_s: float = 0.0
+    batches: int = 0
 
 
 class ProgressFile:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import math
 import os
 import sys
+import threading
 from contextlib import suppress
+from dataclasses import replace
 from time import monotonic, time_ns
 from typing import TYPE_CHECKING
 
+from dptrain.comm.node.activity import Activity
 from dptrain.errors import UserError
 from dptrain.measure.step_record import CHECKPOINT
 from dptrain.runs.incidents import ProgressFile, RunProgress
@@ -31,7 +34,7 @@ MOST_GROWTH = 8
 """Largest factor between two intervals: the first steps and the first snapshot are slow."""
 
 REPORT_S = 1.0
-"""Least time between two reports of the progress."""
+"""Time between two reports of the progress."""
 
 
 class Snapshots(Callback):
@@ -57,7 +60,8 @@ class Snapshots(Callback):
         except OSError as error:
             _warn(error)
         if job.run is not None:
-            self._report = _Report(ProgressFile(job.run.path), step, plan.recovered)
+            file = ProgressFile(job.run.path)
+            self._report = _Report(file, step, plan.recovered, job.world.activity)
         self._best_step, self._saved_at = job.best.stored_step, monotonic()
         self._every = job.settings.snapshot_every or FIRST_SNAPSHOT
         self._due = step + self._every
@@ -67,7 +71,7 @@ class Snapshots(Callback):
             if self._folder is not None:
                 self._folder.record(trainer.step)
             if self._report is not None:
-                self._report.write(trainer.step)
+                self._report.add(trainer.step)
             # At the end of an epoch the snapshot follows the evaluation and its record.
             if trainer.step == self._due and not trainer.ends_epoch:
                 self._save(trainer)
@@ -89,7 +93,7 @@ class Snapshots(Callback):
         if self._folder is not None:
             self._folder.close()
         if self._report is not None:
-            self._report.file.close()
+            self._report.close()
         self._folder, self._report, self._due = None, None, 0
 
     def _save(self, trainer: Trainer) -> None:
@@ -126,29 +130,51 @@ class Snapshots(Callback):
 
 
 class _Report:
-    """The progress that rank 0 reports.
+    """The progress that rank 0 reports: the first step at once, and then what a thread sees.
 
     Args:
         file: where to.
         first_step: number of complete steps.
         recovered: what the start before has lost.
+        activity: of this rank.
     """
 
-    def __init__(self, file: ProgressFile, first_step: int, recovered: Recovered) -> None:
-        self.file, self._first_step, self._recovered = file, first_step, recovered
-        self._resumed_s = 0.0
-        self._written_at = -math.inf
+    def __init__(
+        self, file: ProgressFile, first_step: int, recovered: Recovered, activity: Activity
+    ) -> None:
+        self._file, self._activity, self._last_ns = file, activity, recovered.last_ns
+        steps_lost = max(recovered.last_step - first_step, 0)
+        self._progress = RunProgress(first_step, first_step, steps_lost)
+        self._step, self._is_over = first_step, threading.Event()
+        self._thread: threading.Thread | None = None
 
-    def write(self, step: int) -> None:
-        """Report that a step is complete, unless the last report is new."""
-        now, lost = monotonic(), self._recovered
-        if now - self._written_at < REPORT_S:
-            return
-        if self._written_at < 0 and lost.last_ns:
-            self._resumed_s = max(time_ns() - lost.last_ns, 0) / 1e9
-        self._written_at = now
-        steps_lost = max(lost.last_step - self._first_step, 0)
-        self.file.write(RunProgress(step, self._first_step, steps_lost, self._resumed_s))
+    def add(self, step: int) -> None:
+        """Report that a step is complete, soon."""
+        self._step = step
+        if self._thread is None:
+            lost_ns = max(time_ns() - self._last_ns, 0) if self._last_ns else 0
+            self._progress = replace(self._progress, resumed_s=lost_ns / 1e9)
+            self._write()
+            self._thread = threading.Thread(target=self._repeat, name="progress", daemon=True)
+            self._thread.start()
+
+    def _repeat(self) -> None:
+        while not self._is_over.wait(REPORT_S):
+            self._write()
+
+    def _write(self) -> None:
+        before = self._progress
+        self._progress = replace(before, step=self._step, batches=self._activity.num_batches)
+        if self._progress != before or self._thread is None:
+            self._file.write(self._progress)
+
+    def close(self) -> None:
+        """Report the last step, and close the file."""
+        self._is_over.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._write()
+        self._file.close()
 
 
 def _warn(error: Exception) -> None:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -160,6 +161,50 @@ def test_a_stopped_rank_is_replaced(tmp_path: Path, expected: bytes) -> None:
     (incident,) = read_incidents(job.run)
     assert incident.rank == 1
     assert "is stopped (SIGSTOP?)" in incident.cause
+
+
+@pytest.mark.more
+def test_ranks_that_are_all_stopped_are_replaced(tmp_path: Path, expected: bytes) -> None:
+    job = Job(tmp_path, MPICH, "--timeout", "4")
+    job.wait_until_training()
+    for pid in job.ranks.values():
+        os.kill(pid, signal.SIGSTOP)
+    assert job.end() == 0, job.log.read_text()
+    assert last_state(job.run) == expected
+    (incident,) = read_incidents(job.run)
+    assert incident.cause == "all ranks are stopped (SIGSTOP?), for 20 s"
+
+
+ENDLESS = """
+import pathlib, sys
+if "--resume" in sys.orig_argv:
+    from dptrain import Trainer
+    after_step, hung = Trainer._after_step, pathlib.Path(__file__).with_name("hung")
+
+    def hang(trainer, result):
+        after_step(trainer, result)
+        if trainer.step == 40 and not hung.exists():
+            hung.touch()
+            while True:
+                pass
+
+    Trainer._after_step = hang
+"""
+"""A module that Python imports when it starts: the first process hangs after step 40."""
+
+
+@pytest.mark.more
+def test_a_rank_alone_that_hangs_while_it_computes_is_replaced(
+    tmp_path: Path, expected: bytes
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(ENDLESS)
+    launcher = replace(MPICH, environment={"PYTHONPATH": str(tmp_path)})
+    job = Job(tmp_path, launcher, "-n", "1", "--timeout", "4")
+    assert job.end() == 0, job.log.read_text()
+    assert last_state(job.run) == expected
+    (incident,) = read_incidents(job.run)
+    assert incident.cause.startswith("no step was completed for 20 s")
+    assert incident.step == 40
 
 
 @pytest.mark.more
