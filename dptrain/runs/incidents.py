@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from dptrain.files import read_regular, write_whole
+from dptrain.files import read_regular, write_whole, writing
 from dptrain.forms import form_of, read_object
 from dptrain.records import from_values
 from dptrain.runs.names import INCIDENTS
@@ -123,10 +123,15 @@ class ProgressFile:
 
     Args:
         folder: the run directory.
+
+    Raises:
+        UserError: the file cannot be created.
     """
 
     def __init__(self, folder: Path) -> None:
-        self._file = os.open(folder / PROGRESS, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        path = folder / PROGRESS
+        with writing(path):
+            self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
 
     def write(self, progress: RunProgress) -> None:
         """Replace the content; a full disk is ignored, because the next write may succeed."""

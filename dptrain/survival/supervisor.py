@@ -129,7 +129,7 @@ class Supervisor:
     """
 
     def __init__(self, job: Job, rehearsal: Rehearsal | None = None) -> None:
-        self.job, self._rehearsal = job, rehearsal or Rehearsal(())
+        self.job, self._rehearsal = job, rehearsal or Rehearsal((), job.run_dir)
         self.ranks, self.launcher = job.ranks, on_hosts(job.launcher, job.hosts)
         self._incidents = _read(job.run_dir)
         self._num_before = len(self._incidents)
@@ -150,7 +150,7 @@ class Supervisor:
         Raises:
             UserError: another process starts ranks for the run directory.
         """
-        with self._held():
+        with self._held(), self._rehearsal.environment():
             with self._signals():
                 code = self._run()
             self._finish()
@@ -280,10 +280,11 @@ class Supervisor:
         self, code: int, lines: _Lines, progress: RunProgress | None
     ) -> tuple[int, Fault | None]:
         """Return the exit code, and the fault unless training has ended."""
+        was_full = self._rehearsal.free_disk()
+        is_first = not self.incidents and not was_full
         if code == 0 and (self.job.run_dir / SUMMARY).exists():
             self._end_incident(progress, is_over=True)
             return 0, None
-        is_first = not self.incidents
         if code in (STOPPED, DIVERGED, INTERRUPTED) or (code == MISTAKE and is_first):
             return code, None
         if self._signal is not None:

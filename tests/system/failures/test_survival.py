@@ -233,6 +233,18 @@ def test_a_rehearsal_shows_what_planned_faults_cost(tmp_path: Path) -> None:
 
 
 @pytest.mark.more
+def test_a_rehearsed_full_disk_loses_nothing(tmp_path: Path, expected: bytes) -> None:
+    words = [word for word in TRAINING[1:] if word != "--survive"]
+    done = launch("rehearse", *words, "--full-disk", "23", "--run-dir", "run", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (incident,) = read_incidents(tmp_path / "run")
+    assert "No space left on device; free some space, or choose another" in incident.cause
+    assert incident.steps_lost <= SNAPSHOT_EVERY
+    assert last_state(tmp_path / "run") == expected
+    assert "No space left on device" in done.stdout, "the table"
+
+
+@pytest.mark.more
 def test_a_run_grows_without_other_bits(tmp_path: Path, expected: bytes) -> None:
     job = Job(tmp_path, MPICH, "-n", "1")
     job.wait_until(lambda: read_progress(job.run) is not None)

@@ -16,12 +16,21 @@ from typing import Any
 import pytest
 
 from dptrain.errors import UserError
+from dptrain.files import FULL_DISK_OF, write_whole
 from dptrain.runs.incidents import RunProgress, read_incidents
 from dptrain.runs.resizing import request_ranks, take_request
 from dptrain.scaling.launching import Launcher
 from dptrain.survival import supervisor
+from dptrain.survival.local_ranks import LocalRanks
 from dptrain.survival.nodes import on_hosts, parse_hosts, usable, within_allocation
-from dptrain.survival.rehearsal import PlannedFault, parse_fault
+from dptrain.survival.rehearsal import (
+    FULL_DISK,
+    KILL,
+    STOP,
+    PlannedFault,
+    Rehearsal,
+    parse_fault,
+)
 from dptrain.survival.supervisor import Hang, Job, Supervisor
 
 KILLED = "dptrain: rank 1 of 2: its process 7 on node3 was killed or exited in the middle"
@@ -261,12 +270,39 @@ def test_slurm_names_the_nodes_that_are_left(
 
 
 def test_planned_faults_name_a_rank_and_a_step() -> None:
-    assert parse_fault("2@100", signal.SIGSTOP, 3) == PlannedFault(signal.SIGSTOP, 2, 100)
+    assert parse_fault(STOP, "2@100", 3) == PlannedFault(STOP, 100, 2)
+    assert parse_fault(FULL_DISK, "100", 3) == PlannedFault(FULL_DISK, 100)
     for text in ("2", "2@", "@1", "a@1", "-1@2", "1@1e9"):
         with pytest.raises(UserError, match="expected RANK@STEP, such as 1@100"):
-            parse_fault(text, signal.SIGKILL, 3)
+            parse_fault(KILL, text, 3)
+    for text in ("1@5", "x", "-1", ""):
+        with pytest.raises(UserError, match=f"--full-disk is '{text}'; expected STEP"):
+            parse_fault(FULL_DISK, text, 3)
     with pytest.raises(UserError, match="--kill is 3@5, but the ranks are 0 to 2"):
-        parse_fault("3@5", signal.SIGKILL, 3)
+        parse_fault(KILL, "3@5", 3)
+
+
+def test_a_rehearsed_full_disk_is_only_that_of_the_run_directory(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    (run / "checkpoints").mkdir(parents=True)
+    rehearsal = Rehearsal([PlannedFault(FULL_DISK, 5)], run)
+    with rehearsal.environment(), LocalRanks(os.getpid()) as none:
+        for step in (None, 4):
+            rehearsal.act(none, step)
+            assert rehearsal.left
+        write_whole(run / "a", "1")
+        rehearsal.act(none, 5)
+        assert not rehearsal.left
+        for path in (run / "a", run / "checkpoints" / "b"):
+            with pytest.raises(UserError, match=f"cannot write {path}: No space left on device"):
+                write_whole(path, "2")
+        write_whole(tmp_path / "c", "3")
+        assert rehearsal.free_disk()
+        assert not rehearsal.free_disk()
+        write_whole(run / "a", "4")
+        rehearsal.act(none, 6)
+        assert (run / "a").read_text() == "4"
+    assert FULL_DISK_OF not in os.environ
 
 
 def test_a_user_changes_the_number_of_ranks(
