@@ -28,7 +28,7 @@ from dptrain.backends.cuda.convolution.grouped_convolution import (
 from dptrain.backends.cuda.dense.algorithms import explain as explain_dense
 from dptrain.backends.cuda.dense.algorithms import operation_of as dense_operation
 from dptrain.backends.cuda.dense.gemm_tiles import ceil_div
-from dptrain.backends.cuda.device.device import Array, Device, Macro
+from dptrain.backends.cuda.device.device import Array, Device, Function, Macro
 from dptrain.backends.cuda.device.hardware import limits_of
 from dptrain.backends.cuda.device.launching import THREADS, launch
 from dptrain.backends.cuda.device.message import Message
@@ -413,42 +413,34 @@ class CudaBackend(Backend):
         name, macros = loss_kernel(replica.plan.network.loss)
         precision = 2 if output.dtype == np.uint16 else 0
         defines, options = loss_options(replica)
-        function = device.function(
-            "losses.cu", name, SAMPLE_LANES=lanes, PRECISION=precision, **defines, **macros
-        )
+        compiled = partial(
+            device.function, "losses.cu", name, SAMPLE_LANES=lanes, PRECISION=precision,
+            **defines, **macros,
+        )  # fmt: skip
+        function = compiled()
         block_sums = device.zeros((1 + loss_blocks(replica.plan.batch_size * lanes),), "uint64")
         dz = output if gradient is None else gradient
 
-        def arguments(context: Context, sums: Array, scratch: Array) -> list[Any]:
+        def enqueue(
+            kernel: Function, context: Context, blocks: tuple[int, int],
+            results: tuple[Array, Array], *last: np.generic,
+        ) -> None:  # fmt: skip
             backward = np.int32(context.training and gradient is not None)
             sizes = np.int32(context.n), np.int32(outputs), np.float32(context.scale)
-            arrays = output, target, dz, sums, replica.numbers, scratch
-            return [*arrays, *sizes, backward, *options]
+            arrays = output, target, dz, results[0], replica.numbers, results[1]
+            grid = blocks[0], 1, blocks[1]
+            kernel(grid, (LOSS_THREADS, 1, 1), [*arrays, *sizes, backward, *options, *last])
 
         def run(context: Context) -> None:
-            grid = loss_blocks(context.n * lanes), 1, 1
-            function(grid, (LOSS_THREADS, 1, 1), arguments(context, sums, block_sums))
+            blocks = loss_blocks(context.n * lanes), 1
+            enqueue(function, context, blocks, (sums, block_sums))
 
-        setting, shards = replica.plan.setting, replica.plan.micro_shards
+        shards = replica.plan.micro_shards
         if shards is None or gradient is None:
             return run
-        defines = {**defines, **shard_macros(shards), "MICRO_SHARDS": 1}
-        sharded = device.function(
-            "losses.cu", name, SAMPLE_LANES=lanes, PRECISION=precision, **defines, **macros
-        )
-        blocks, pitch = loss_blocks(setting.shard_size * lanes), replica.gradient_slots.shape[1]
-        slots = replica.gradient_slots.reshape(-1)[replica.plan.trained.size :]
-        shard_sums = device.zeros((shards.count * (1 + blocks) + 1 + shards.count,), "uint64")
-
-        def run_shards(context: Context) -> None:
-            if not context.training:
-                run(context)
-                return
-            last = *shard_arguments(context), np.int32(pitch)
-            grid = blocks, 1, shards.count
-            sharded(grid, (LOSS_THREADS, 1, 1), [*arguments(context, slots, shard_sums), *last])
-
-        return run_shards
+        sharded = partial(enqueue, compiled(**shard_macros(shards), MICRO_SHARDS=1))
+        run_shards = _sharded_loss(replica, lanes, sharded)
+        return lambda context: (run_shards if context.training else run)(context)
 
     def bind_update(self, replica: Replica, elements: slice) -> Kernel:
         assert isinstance(replica, CudaReplica)
@@ -548,6 +540,29 @@ def _with_unused_bias(needs: GroupNeeds, filters: int) -> GroupNeeds:
         phases[Phase.BACKWARD_WEIGHT] = replace(backward, writes=(*backward.writes, "dbias"))
         buffers["dbias"] = spec
     return replace(needs, phases=phases, buffers=buffers, kept=(*needs.kept, "bias"))
+
+
+def _sharded_loss(
+    replica: CudaReplica, lanes: int, enqueue: Callable[..., None]
+) -> Callable[[Context], None]:
+    """Return the stage of the loss that sums each micro-shard.
+
+    Args:
+        replica: its plan has micro-shards.
+        lanes: threads that share a sample.
+        enqueue: enqueues the kernel, for a context, with its blocks and those of micro-shards, the
+            arrays that receive the loss sums and the sums of blocks, and the last arguments.
+    """
+    shards, pitch = replica.plan.setting.shards, np.int32(replica.gradient_slots.shape[1])
+    blocks = loss_blocks(replica.plan.setting.shard_size * lanes)
+    slots = replica.gradient_slots.reshape(-1)[replica.plan.trained.size :]
+    scratch = replica.device.zeros((shards * (1 + blocks) + 1 + shards,), "uint64")
+
+    def run(context: Context) -> None:
+        last = *shard_arguments(context), pitch
+        enqueue(context, (blocks, shards), (slots, scratch), *last)
+
+    return run
 
 
 def _update_kernel(rule: Optimizer) -> tuple[str, list[np.generic]]:
