@@ -55,7 +55,7 @@ def choose_transport(
         )
     if wanted == "host" or world.size == 1:
         return "host"
-    allowed = _allowed_on_gpus(world, replica)
+    allowed = transports_in_order(world, replica)
     if wanted not in ("auto", *allowed):
         raise UserError(
             f"--transport {wanted} does not add these micro-shards along their tree; use "
@@ -86,7 +86,7 @@ def choose_transport(
     return "host"
 
 
-def _allowed_on_gpus(world: World, replica: Replica) -> tuple[str, ...]:
+def transports_in_order(world: World, replica: Replica) -> tuple[str, ...]:
     """Return the transports between GPUs that add in an order that the plan allows.
 
     With micro-shards this is their tree. The kernels of peer-to-peer memory can follow it if each

@@ -11,6 +11,7 @@ from dptrain.backends import load_backend
 from dptrain.batch import Batch
 from dptrain.comm import make_gradient_sum, make_statistics_sum
 from dptrain.comm.world import World
+from dptrain.errors import UserError
 from dptrain.measure.recorder import StepRecorder
 from dptrain.network import (
     Add,
@@ -26,6 +27,7 @@ from dptrain.network import (
     ReLU,
 )
 from dptrain.plan import SGD, Adam, MicroShards, Optimizer, make_buckets, make_plan
+from dptrain.plan.shards import rank_contributions
 from dptrain.plan.shares import Counts
 from dptrain.training.engines import make_engine
 from tests.emulator.emulator import Emulator
@@ -63,8 +65,8 @@ def _random_network(seed: int) -> Network:
 def _train(
     world: World, network: Network, shards: int, *, batch: int, precision: str, strategy: str,
     optimizer: Optimizer, counts: Counts = (), passes: int = 1,
-) -> dict[str, Any]:  # fmt: skip
-    """Return what training on a world computes, on every rank."""
+) -> tuple[dict[str, Any], str]:  # fmt: skip
+    """Return what training on a world computes, on every rank, and the transport of gradients."""
     backend = load_backend("cuda")
     own = MicroShards.of_rank(shards, world.rank, world.size, passes, counts, batch)
     plan = make_plan(
@@ -98,7 +100,7 @@ def _train(
     if strategy == "mirrored" or world.is_rank_zero:
         for kind, arrays in replica.state.items():
             found |= {f"{kind} of {name}": value for name, value in arrays.items()}
-    return found
+    return found, sums.transport
 
 
 @pytest.fixture(autouse=True, params=["host", "peer"])
@@ -132,16 +134,40 @@ def test_random_networks_have_the_bits_of_one_rank(
     options: dict[str, Any] = {
         "batch": 11, "precision": precision, "strategy": strategy, "optimizer": optimizer,
     }  # fmt: skip
-    expected = _train(World.single(), network, shards, **options)
+    expected, _ = _train(World.single(), network, shards, **options)
     connected.barrier()
     divisions: list[Counts] = [()]
     if connected.size > 1:
         # Unequal shares: the first rank has all micro-shards that others do not need.
         divisions.append((shards - connected.size + 1, *[1] * (connected.size - 1)))
     for counts in divisions:
-        found = _train(connected, network, shards, counts=counts, **options)
+        found, used = _train(connected, network, shards, counts=counts, **options)
+        slots, _ = rank_contributions(shards, connected.size, counts)
+        if connected.size > 1:
+            assert (used == "peer") == (transport == "peer" and max(slots) == 1)
         for name, value in found.items():
             np.testing.assert_array_equal(value, expected[name], err_msg=name)
+
+
+PLAIN = Network(
+    SHAPE, [Conv2d(8, 3), ReLU(), MaxPool2d(2), Flatten(), Dropout(0.25), Dense(CLASSES)]
+)
+
+
+@pytest.mark.more
+def test_several_passes_have_the_bits_of_one_rank(connected: World, transport: str) -> None:
+    options: dict[str, Any] = {
+        "batch": 27, "precision": "fp32", "strategy": "mirrored", "optimizer": CLIPPED,
+    }  # fmt: skip
+    expected, _ = _train(World.single(), PLAIN, 8, **options)
+    connected.barrier()
+    if connected.size == 3:
+        with pytest.raises(UserError, match="each pass must sum a whole subtree"):
+            _train(connected, PLAIN, 8, passes=2, **options)
+        return
+    found, _ = _train(connected, PLAIN, 8, passes=2, **options)
+    for name in found.keys() - {"losses"}:
+        np.testing.assert_array_equal(found[name], expected[name], err_msg=name)
 
 
 def _gradients(network: Network, precision: str, shards: int) -> dict[str, np.ndarray]:
