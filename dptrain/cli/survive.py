@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from signal import Signals
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -36,7 +35,7 @@ SURVIVAL = (
     ),
     number(
         "-n", "--ranks", "ranks", at_least=1,
-        help="Ranks that --survive starts.  [default: of --hosts or Slurm, or one per core]",
+        help="Number of ranks to start.  [default: of --hosts or Slurm, or one per core]",
     ),
     number("--min-ranks", at_least=1, default=1, help="Smallest number of ranks that continue."),
     number(
@@ -45,14 +44,14 @@ SURVIVAL = (
     ),
     click.option(
         "--launcher", default="auto", show_default=True, metavar="COMMAND",
-        help="What --survive starts the ranks with, such as \"srun --mpi=pmi2\".",
+        help="What starts the ranks, such as \"srun --mpi=pmi2\".",
     ),
     click.option(
         "--hosts", default="", metavar="NAME:RANKS,…",
         help="Hosts on which mpirun starts the ranks; those that are lost are left out.",
     ),
 )  # fmt: skip
-"""Flags of `dptrain train` for jobs that outlive a rank, none of which is a setting."""
+"""Flags for jobs that outlive a rank, none of which is a setting."""
 
 DEFAULTS = {
     "survive": False, "ranks": None, "min_ranks": 1, "max_restarts": MOST_RESTARTS,
@@ -76,11 +75,22 @@ def split_flags(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, An
     return {name: value for name, value in values.items() if name not in DEFAULTS}, survival
 
 
-def survival_flags(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the flags `SURVIVAL` to a command."""
-    for option in reversed(SURVIVAL):
-        command = option(command)
-    return command
+def survival_flags(
+    omit: Collection[str] = (),
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Add the flags `SURVIVAL` to a command.
+
+    Args:
+        omit: names, as in `DEFAULTS`, of those that have no meaning for the command.
+    """
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        for name, option in reversed([*zip(DEFAULTS, SURVIVAL, strict=True)]):
+            if name not in omit:
+                command = option(command)
+        return command
+
+    return decorate
 
 
 def survive(
@@ -88,7 +98,7 @@ def survive(
     file: Path | None,
     *,
     verbose: bool = False,
-    planned: Sequence[tuple[str, Signals]] = (),
+    planned: Sequence[tuple[str, str]] = (),
 ) -> int:
     """Train on ranks that this process starts, as often as necessary; return the exit code.
 
@@ -96,7 +106,7 @@ def survive(
         values: the flags of `dptrain train`.
         file: the file of ``--config``.
         verbose: as in `dptrain train`.
-        planned: faults of a rehearsal, such as ``1@100``, with the signal of each.
+        planned: kinds and texts of the faults of a rehearsal, such as ``("kill", "1@100")``.
 
     Raises:
         UserError: a mistake in the flags, or there is no launcher.
@@ -116,7 +126,7 @@ def survive(
     ranks = survival["ranks"] or slots or available_cores()
     _check(chosen, ranks, survival["min_ranks"])
     launcher = find_launcher(parse_launcher(survival["launcher"]))
-    faults = [parse_fault(text, number, ranks) for text, number in planned]
+    faults = [parse_fault(kind, text, ranks) for kind, text in planned]
     if faults and not launcher.starts_here:
         raise UserError("rehearse signals ranks of this machine, which srun does not start")
     if hosts and launcher.is_srun:
@@ -133,7 +143,7 @@ def survive(
     )  # fmt: skip
     click.echo(_introduction(ranks, survival, chosen, run_dir))
     sys.stdout.flush()
-    rehearsal = Rehearsal(faults)
+    rehearsal = Rehearsal(faults, run_dir)
     supervisor = Supervisor(job, rehearsal)
     code = supervisor.run()
     if planned:
