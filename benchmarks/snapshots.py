@@ -114,12 +114,13 @@ def measure(name: str, batch_size: int, seconds: float, **settings: Any) -> str:
         f"{statistics.median(rounds.intervals):.0f} steps of {step_ms:.2f} ms; with snapshots "
         f"{statistics.median(differences):+.2f}% (quartiles {differences[quarter]:+.2f} to "
         f"{differences[-1 - quarter]:+.2f}%), {cost_ms:.2f} ms each; training waits for "
-        f"{waits:.2f}% of the time, {1e3 * statistics.median(rounds.waits):.2f} ms each; a write takes "
-        f"{1e3 * statistics.median(rounds.writes):.1f} ms"
+        f"{waits:.2f}% of the time, {1e3 * statistics.median(rounds.waits):.2f} ms each; a write "
+        f"takes {1e3 * statistics.median(rounds.writes):.1f} ms"
     )
 
 
 def main() -> None:
+    """Print a line about each network."""
     parser = argparse.ArgumentParser("python -m benchmarks.snapshots", description=__doc__)
     parser.add_argument("networks", nargs="+", metavar="NETWORK@SAMPLES")
     parser.add_argument("--backend", default="numba")
