@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import math
 import statistics
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -66,7 +65,7 @@ class Rounds(Callback):
             self.intervals.append(snapshots._every)
             snapshots._due = 0
 
-        snapshots._save = timed
+        vars(snapshots)["_save"] = timed
 
     def on_step(self, trainer: Trainer, result: Any) -> None:
         if trainer.step == self._resumes:
@@ -139,4 +138,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
