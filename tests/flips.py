@@ -1,8 +1,8 @@
-"""Flip random bits in the state of running jobs, and judge whether dptrain finds and names them.
+"""Flip random bits in running jobs, and judge whether dptrain finds and names them.
 
-    python -m tests.flips --trials 200 --jobs 20 --steps 2000 --seed 7
+    python -m tests.flips --trials 200 --jobs 20 --gradients 100 --repairs 10 --steps 2000 --seed 7
 
-Each trial flips one to three bits in parameters, momentum or running statistics of one to three
+A trial in the state flips one to three bits in parameters, momentum or running statistics of one to three
 ranks after a random step.
 
 - A trial compares separate replicas: jobs of two to four ranks whose gradients MPI sums, with a
@@ -13,7 +13,13 @@ ranks after a random step.
 - A job has state with one copy: one rank, ranks that share memory, or the strategy central, with
   `--digest-every 1`. It must end with exit code 1 and one line that names the rank and the tensor.
   Its newest checkpoint is resumed by one process and ends with the bits of an undisturbed run.
-- Undisturbed jobs of each kind make `--steps` steps with a check after each, without an alarm.
+- A trial in gradients or activations flips a bit while a step is computed, in a gradient slot or
+  in a buffer that a stage reads or writes, of one to four ranks with `--replay-every 1`. If any bit
+  of a gradient then differs from that of an undisturbed job, every rank must raise the same error
+  before the update, and it names the rank. A bit that nothing reads changes none.
+- `dptrain.survival` repairs a job of two ranks in which a bit is flipped: training continues from
+  the newest state, and ends with the bits of an undisturbed run.
+- Undisturbed jobs of each kind make `--steps` steps with both checks after each, without an alarm.
 
 The exit code is 1 if anything else happens.
 """
@@ -28,7 +34,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -36,7 +42,13 @@ from dptrain.backends.digests import PARAMETERS, STATISTICS
 from dptrain.comm.abort import guard
 from dptrain.comm.world import CorruptedError, DivergedError, World
 from dptrain.network import BatchNorm2d, Conv2d, Dense, Flatten, Network, ReLU
+from dptrain.plan.flat import STOP
+from dptrain.runs.names import CONFIG
+from dptrain.scaling.launching import Launcher
+from dptrain.survival.supervisor import Job, Supervisor
 from dptrain.training.callbacks import AfterStep
+from dptrain.training.digests.differences import CORRUPTION
+from dptrain.training.persistence.checkpoints import CheckpointStore
 from dptrain.training.trainer import Trainer
 from tests.run import BIN
 
@@ -169,6 +181,93 @@ def try_replicas(world: World, seed: int) -> tuple[str, str]:
     return ("vanished" if is_equal else "wrong"), f"no error at step {due} after {at}: {flips}"
 
 
+# Gradients and activations: several trials in one job.
+
+
+class Outcome(NamedTuple):
+    """What a job has made of the step in which a bit may be flipped.
+
+    Attributes:
+        gradients: bytes of the gradient slots of this rank, with the loss.
+        error: what the job has raised; "" if it ended in order.
+        is_updated: whether parameters have changed since the step before.
+        place: where the bit was flipped.
+    """
+
+    gradients: bytes
+    error: str
+    is_updated: bool
+    place: str
+
+
+def step_with_flip(world: World | None, seed: int, at: int, rank: int, *, flips: bool) -> Outcome:
+    """Make `at` steps and one more, in which a random bit of a rank is flipped if `flips`."""
+    rng = random.Random(seed)
+    gradients, before, places = b"", b"", [""]
+
+    def after_step(trainer: Trainer) -> None:
+        nonlocal before
+        if trainer.step == at:
+            before = trainer.job.replica.arrays.parameters.tobytes()
+            cast("Any", trainer.job.engine)._run = lambda: run(trainer)
+
+    def run(trainer: Trainer) -> None:
+        nonlocal gradients
+        replica, engine = trainer.job.replica, cast("Any", trainer.job.engine)
+        last = rng.randrange(len(replica.stages)) if rng.random() < 0.7 else -1
+        for number, (stage, kernel) in enumerate(replica.stages):
+            kernel(replica.context)
+            if flips and number == last and trainer.job.world.rank == rank:
+                name = rng.choice(sorted({*stage.writes, *stage.reads} & {*replica._views}))
+                flip_any(rng, replica._views[name][: replica.context.n])
+                places[0] = f"{name} after {stage.name}"
+        size = replica.plan.trained.size + STOP
+        if flips and last < 0 and trainer.job.world.rank == rank:
+            flip_any(rng, rng.choice(replica.gradient_slots)[:size])
+            places[0] = "gradient"
+        gradients = replica.gradient_slots[:, :size].tobytes()
+        del engine._run
+
+    trainer = make_trainer(
+        world, seed, after_step, replay_every=1, steps=at + 1, digest_every=0,
+        transport="mpi" if seed % 2 else "auto",
+    )  # fmt: skip
+    error = ""
+    try:
+        trainer.fit()
+    except CorruptedError as caught:
+        error = str(caught)
+    after = trainer.job.replica.arrays.parameters.tobytes()
+    return Outcome(gradients, error, after != before, places[0])
+
+
+def flip_any(rng: random.Random, array: Any) -> None:
+    """Flip a random bit of an array."""
+    element = np.unravel_index(rng.randrange(array.size), array.shape)
+    one = np.array(array[element]).reshape(1)
+    one.view(np.uint8)[rng.randrange(one.itemsize)] ^= np.uint8(1 << rng.randrange(8))
+    array[element] = one[0]
+
+
+def try_gradient(world: World, seed: int) -> tuple[str, str]:
+    """Make a trial; all ranks call this, see `try_replicas`."""
+    rng = random.Random(seed)
+    at, rank = rng.randint(1, 5), rng.randrange(world.size)
+    clean = step_with_flip(world, seed, at, rank, flips=False)
+    found = step_with_flip(world, seed, at, rank, flips=True)
+    place = world.all_gather_json(found.place)[rank]
+    is_changed = any(world.all_gather_json(found.gradients != clean.gradients))
+    details = f"rank {rank}, {place}, step {at + 1}: {found.error}"
+    if clean.error or not clean.is_updated:
+        return "wrong", f"without a flip: {clean.error}"
+    if not is_changed and not found.error:
+        return "vanished", details
+    named = [each for each in range(world.size) if f"rank {each} on " in found.error]
+    is_right = named == [rank] and not found.is_updated
+    is_right = is_right and f"before the update of step {at + 1}, " in found.error
+    return ("found" if is_right else "wrong"), details
+
+
 def ranks_to_name(world: World, trainer: Trainer) -> set[int]:
     """Return the ranks whose bytes differ from those of most ranks, or all if there is no majority;
     tensor by tensor.
@@ -189,10 +288,11 @@ def ranks_to_name(world: World, trainer: Trainer) -> set[int]:
     return found
 
 
-def work_on_replicas(seed: int, trials: int) -> None:
+def work_on_trials(kind: str, seed: int, trials: int) -> None:
     world = World.connect(timeout=120.0)
     for number in range(trials):
-        result, details = try_replicas(world, seed + number)
+        make_trial = try_replicas if kind == "replicas" else try_gradient
+        result, details = make_trial(world, seed + number)
         results = world.all_gather_json(result)
         if world.is_rank_zero:
             result = result if len(set(results)) == 1 else "wrong"
@@ -266,11 +366,58 @@ def judge_job(seed: int, kind: str, folder: Path) -> tuple[str, str]:
     return ("found" if same and step <= at else "wrong"), f"{text} Resumed from step {step}."
 
 
+# Repaired jobs.
+
+
+def work_to_be_repaired(seed: int, run_dir: Path) -> int:
+    """Make or continue a run; a bit is flipped once, also if the step is made again."""
+    at, marker = random.Random(seed).randint(6, 12), run_dir.with_suffix(".flipped")
+
+    def after_step(trainer: Trainer) -> None:
+        world = trainer.job.world
+        if trainer.step == at and not any(world.all_gather_json(marker.exists())):
+            if world.rank == world.size - 1:
+                apply(trainer, choose(random.Random(seed), trainer, world.rank, ARRAYS[:1]))
+                marker.touch()
+            world.barrier()
+
+    settings = {"digest_every": 1, "snapshots": True, "snapshot_every": 3}
+    callbacks = [AfterStep(lambda trainer, result: after_step(trainer))]
+    if (run_dir / CONFIG).exists():
+        Trainer.resume(run_dir, data(seed), callbacks=callbacks, progress=False).fit()
+    else:
+        make_trainer(None, seed, after_step, run_dir=run_dir, steps=16, **settings).fit()
+    return 0
+
+
+def judge_repair(seed: int, folder: Path) -> tuple[str, str]:
+    run_dir = folder / f"repaired{seed}"
+    words = "--worker", "repair", "--seed", str(seed), "--run", str(run_dir)
+    program = (sys.executable, "-m", "tests.flips", *words)
+    job = Job(
+        launcher=Launcher((str(BIN / "mpirun"),), False), program=program, run_dir=run_dir,
+        ranks=2, least_ranks=1, most_restarts=3, threads=1, timeout=120.0, repairs=True,
+    )  # fmt: skip
+    supervisor = Supervisor(job)
+    code = supervisor.run()
+    plain = make_trainer(None, seed, lambda trainer: None, steps=16)
+    plain.fit()
+    arrays = CheckpointStore(run_dir / "checkpoints").load().arrays if code == 0 else {}
+    same = all(
+        np.array_equal(arrays.get(f"parameters/{name}", []), values)
+        for name, values in plain.parameters.items()
+    )
+    causes = [each.cause for each in supervisor.incidents]
+    is_right = code == 0 and same and len(causes) == 1 and CORRUPTION in causes[0]
+    return ("found" if is_right else "wrong"), f"exit code {code}, equal {same}: {causes}"
+
+
 # Undisturbed jobs.
 
 
 def work_undisturbed(seed: int, kind: str, steps: int) -> None:
-    trainer = make_trainer(None, seed, lambda trainer: None, **settings_of(kind, 1, steps))
+    settings = settings_of(kind, 1, steps)
+    trainer = make_trainer(None, seed, lambda trainer: None, replay_every=1, **settings)
     trainer.fit()
     if trainer.job.world.is_rank_zero:
         print(f"undisturbed {kind}: {trainer.step} steps", flush=True)
@@ -287,24 +434,35 @@ def report(counts: Counter[str], kind: str, result: str, details: str) -> None:
     print(f"{kind} {result}: {details}", flush=True)
 
 
-def judge_all(arguments: argparse.Namespace) -> Counter[str]:
-    counts: Counter[str] = Counter()
-    seed, last = arguments.seed * 10_000, arguments.seed * 10_000 + arguments.trials
-    for first in range(seed, last, MOST_PER_JOB):
-        trials, ranks = min(MOST_PER_JOB, last - first), 2 + first // MOST_PER_JOB % 3
-        done = start(ranks, "--worker", "replicas", "--seed", first, "--trials", trials)
+def judge_trials(
+    counts: Counter[str], kind: str, sizes: tuple[int, ...], seed: int, trials: int
+) -> None:
+    """Make trials of which one start of the ranks makes several."""
+    for number, first in enumerate(range(seed, seed + trials, MOST_PER_JOB)):
+        due, ranks = min(MOST_PER_JOB, seed + trials - first), sizes[number % len(sizes)]
+        done = start(ranks, "--worker", kind, "--seed", first, "--trials", due)
         lines = [line for line in done.stdout.splitlines() if line.startswith("trial ")]
+        name = f"{kind} of {ranks} rank{'s' * (ranks > 1)}"
         for line in lines:
             _, trial, rest = line.split(" ", 2)
             result, details = rest.split(": ", 1)
-            report(counts, f"{ranks} replicas", result, f"{trial}: {details}")
-        for _ in range(trials - len(lines)):
-            report(counts, f"{ranks} replicas", "wrong", f"{done.returncode}: {done.stderr}")
+            report(counts, name, result, f"{trial}: {details}")
+        for _ in range(due - len(lines)):
+            report(counts, name, "wrong", f"{done.returncode}: {done.stderr}")
+
+
+def judge_all(arguments: argparse.Namespace) -> Counter[str]:
+    counts: Counter[str] = Counter()
+    seed = arguments.seed * 10_000
+    judge_trials(counts, "replicas", (2, 3, 4), seed, arguments.trials)
+    judge_trials(counts, "gradients", (1, 2, 3, 4), seed, arguments.gradients)
     kinds = ("single", "shared", "central")
     with tempfile.TemporaryDirectory(prefix="dptrain-flips-") as folder:
         for number in range(arguments.jobs):
             kind = kinds[number % len(kinds)]
             report(counts, kind, *judge_job(seed + number, kind, Path(folder)))
+        for number in range(arguments.repairs):
+            report(counts, "repaired", *judge_repair(seed + number, Path(folder)))
     for kind, (size, _) in KINDS.items() if arguments.steps else ():
         words = "--kind", kind, "--seed", seed, "--steps", arguments.steps
         done = start(size, "--worker", "undisturbed", *words)
@@ -315,14 +473,19 @@ def judge_all(arguments: argparse.Namespace) -> Counter[str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    for name, default in (("trials", 40), ("jobs", 6), ("steps", 500), ("seed", 1)):
+    for name, default in (
+        ("trials", 40), ("jobs", 6), ("gradients", 20), ("repairs", 1), ("steps", 500), ("seed", 1),
+    ):  # fmt: skip
         parser.add_argument(f"--{name}", type=int, default=default)
-    parser.add_argument("--worker", choices=("replicas", "job", "undisturbed"))
+    workers = "replicas", "gradients", "job", "repair", "undisturbed"
+    parser.add_argument("--worker", choices=workers)
     parser.add_argument("--kind", choices=KINDS, default="single")
     parser.add_argument("--run")
     arguments = parser.parse_args()
-    if arguments.worker == "replicas":
-        work_on_replicas(arguments.seed, arguments.trials)
+    if arguments.worker in ("replicas", "gradients"):
+        work_on_trials(arguments.worker, arguments.seed, arguments.trials)
+    elif arguments.worker == "repair":
+        return guard(lambda: work_to_be_repaired(arguments.seed, Path(arguments.run)))
     elif arguments.worker == "job":
         return guard(lambda: work_on_job(arguments.seed, arguments.kind, arguments.run))
     elif arguments.worker == "undisturbed":

@@ -19,6 +19,7 @@ from dptrain.comm.launching.launcher import find_launch
 from dptrain.errors import UserError
 from dptrain.machine import available_cores
 from dptrain.runs.names import CONFIG
+from dptrain.survival import MOST_REPAIRS
 
 if TYPE_CHECKING:
     from dptrain.scaling.launching import Launcher
@@ -44,6 +45,11 @@ SURVIVAL = (
         help="Restarts after which a further fault ends the job.",
     ),
     click.option(
+        "--repair", is_flag=True,
+        help="Also continue after silent corruption, from the newest state that was checked, at "
+        f"most {MOST_REPAIRS} times.",
+    ),
+    click.option(
         "--launcher", default="auto", show_default=True, metavar="COMMAND",
         help="What --survive starts the ranks with, such as \"srun --mpi=pmi2\".",
     ),
@@ -56,7 +62,7 @@ SURVIVAL = (
 
 DEFAULTS = {
     "survive": False, "ranks": None, "min_ranks": 1, "max_restarts": MOST_RESTARTS,
-    "launcher": "auto", "hosts": "",
+    "repair": False, "launcher": "auto", "hosts": "",
 }  # fmt: skip
 """Names of these flags, and their values if they are not set."""
 
@@ -129,7 +135,7 @@ def survive(
     threads = threads or int(launcher.is_srun)
     job = Job(
         launcher, (*program, "--resume"), run_dir, ranks, survival["min_ranks"],
-        survival["max_restarts"], threads, chosen.timeout, hosts,
+        survival["max_restarts"], threads, chosen.timeout, hosts, survival["repair"],
     )  # fmt: skip
     click.echo(_introduction(ranks, survival, chosen, run_dir))
     sys.stdout.flush()

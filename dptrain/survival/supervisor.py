@@ -37,9 +37,11 @@ from dptrain.runs.locks import lock
 from dptrain.runs.names import CONFIG, SUMMARY, SUPERVISOR
 from dptrain.runs.resizing import take_request
 from dptrain.scaling.launching import Child, Launcher
+from dptrain.survival import MOST_REPAIRS
 from dptrain.survival.local_ranks import LocalRanks
 from dptrain.survival.nodes import Host, on_hosts, usable
 from dptrain.survival.rehearsal import Rehearsal
+from dptrain.training.digests.differences import CORRUPTION
 from dptrain.training.persistence.rundir import RunDirectory
 from dptrain.training.persistence.snapshots import SnapshotFolder, promote, read_token
 
@@ -83,6 +85,7 @@ class Job:
         threads: compute threads of a rank; 0 if ranks decide.
         timeout: longest wait of a rank for others, in seconds.
         hosts: that start the ranks; empty if the launcher decides.
+        repairs: True also starts the ranks again after silent corruption.
     """
 
     launcher: Launcher
@@ -94,6 +97,7 @@ class Job:
     threads: int
     timeout: float
     hosts: tuple[Host, ...] = ()
+    repairs: bool = False
 
 
 @dataclass(frozen=True)
@@ -222,6 +226,12 @@ class Supervisor:
         restarts = sum(each.cause != _REQUESTED for each in self.incidents)
         if starts >= MOST_STARTS:
             return f"no rank could train {starts} times in a row"
+        if CORRUPTION in fault.cause:
+            number = 1 + sum(CORRUPTION in each.cause for each in self.incidents)
+            if not self.job.repairs:
+                return "--repair continues from the state before"
+            if number > MOST_REPAIRS:
+                return f"this is silent corruption {number}; replace the hardware that it names"
         if repeats >= MOST_REPEATS:
             return (
                 f"this is fault {repeats} in a row without a further step, and another start "

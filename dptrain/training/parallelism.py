@@ -100,9 +100,9 @@ class ParallelismSettings(SettingGroup[UntilRecipe, UntilStart]):
     replay_every: int | UntilStart = setting(
         "parallelism",
         None,
-        "Steps between two replays, with --shards on CPUs: another rank computes some micro-shards "
-        "again, and their gradient must have the same bits before the update. A rank alone does so "
-        "itself. 0 makes none.",
+        "Steps between two replays, with --shards on CPUs: each rank computes the micro-shards of "
+        "another one again, or its own if it is alone, and their gradients must have the same bits "
+        "before the update. 0 makes none.",
         otherwise="100 with --shards on CPUs; 0 without",
         at_least=0,
     )
@@ -120,11 +120,6 @@ class ParallelismSettings(SettingGroup[UntilRecipe, UntilStart]):
             raise UserError(
                 "--batch-norm rank takes statistics that depend on the number of ranks, but "
                 f"--shards {self.shards} requires results that do not; remove one of the two"
-            )
-        if self.replay_every and not self.shards:
-            raise UserError(
-                f"--replay-every {self.replay_every} computes micro-shards again, but there are "
-                "none; add --shards, with at least one for each rank, or remove --replay-every"
             )
         parse_balance(self.balance)
 

@@ -221,11 +221,12 @@ def choose_replay_every(
     can = bool(chosen.shards) and not mixed and not replica.memory.asynchronous
     every = chosen.replay_every
     if every and not can:
-        reason = "ranks have different backends" if mixed else "this rank computes on a GPU"
-        raise UserError(
-            f"--replay-every is {every}, but {reason}, and only CPUs with the same backend compute "
-            "micro-shards again; remove it"
+        reason = (
+            "there are no micro-shards; add --shards, with at least one for each rank, or remove it"
+            if not chosen.shards
+            else f"{'backends of ranks differ' if mixed else 'a GPU computes'}; remove it"
         )
+        raise UserError(f"--replay-every is {every}, but {reason}")
     return (REPLAY_EVERY if can else 0) if every is None else int(every)
 
 

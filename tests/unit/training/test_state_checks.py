@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from dptrain.backends.digests import Tensor
 from dptrain.training.callbacks import AfterStep
-from dptrain.training.digests.comparison import difference_text, find_difference
+from dptrain.training.digests.differences import difference_text, find_difference
 from dptrain.training.digests.guard import CorruptedSliceError
 from dptrain.training.persistence.rundir import RunDirectory
 from dptrain.training.spec import RankSpec
@@ -48,7 +48,7 @@ def test_the_minority_is_named(
         return
     assert found is not None
     assert (found.ranks, found.is_minority) == (named, is_minority)
-    text = difference_text(found, ranks(len(digests)), 300)
+    text = difference_text(found, ranks(len(digests)), "after step 300")
     assert "\n" not in text
     assert "after step 300" in text
     for rank in range(len(digests)):
