@@ -70,6 +70,9 @@ _CAUSE = re.compile(r"dptrain: (?!warning: |compiling |decoding )(?:rank (\d+) o
 
 _HOST = re.compile(r"process \d+ on (\S+?):? ")
 
+_CORRUPT_RANK, _CORRUPT_HOST = re.compile(r"\brank (\d+)"), re.compile(r" on (\S+) \(")
+"""What a line about silent corruption names."""
+
 
 @dataclass(frozen=True)
 class Job:
@@ -229,9 +232,9 @@ class Supervisor:
         if CORRUPTION in fault.cause:
             number = 1 + sum(CORRUPTION in each.cause for each in self.incidents)
             if not self.job.repairs:
-                return "--repair continues from the state before"
+                return "the same command with --repair continues"
             if number > MOST_REPAIRS:
-                return f"this is silent corruption {number}; replace the hardware that it names"
+                return f"this is silent corruption number {number}; leave its hardware out"
         if repeats >= MOST_REPEATS:
             return (
                 f"this is fault {repeats} in a row without a further step, and another start "
@@ -297,11 +300,14 @@ class Supervisor:
             _print(f"{self._signal.name} ended the ranks before they could stop in order")
             return self._stopped(), None
         rank, cause = lines.cause()
-        host = _HOST.search(f"{cause} ")
+        if CORRUPTION in cause:
+            rank, host = _only(_CORRUPT_RANK.findall(cause)), _only(_CORRUPT_HOST.findall(cause))
+            rank = None if rank is None else int(rank)
+        else:
+            host = _only(_HOST.findall(f"{cause} ")[:1])
         return code, Fault(
-            code, cause or f"the launcher ended with exit code {code}", rank,
-            None if host is None else host[1], self._last_step(progress),
-            bool(cause) or progress is not None, time.time(),
+            code, cause or f"the launcher ended with exit code {code}", rank, host,
+            self._last_step(progress), bool(cause) or progress is not None, time.time(),
         )  # fmt: skip
 
     def _last_step(self, progress: RunProgress | None) -> int | None:
@@ -471,6 +477,11 @@ class _Hang:
             return True
         self._progress, self._since_s, self._used_s = progress, time.monotonic(), used_s
         return False
+
+
+def _only(found: list[str]) -> str | None:
+    """Return what all texts are; None if they differ, or if there are none."""
+    return found[0] if len({*found}) == 1 else None
 
 
 def _read(run_dir: Path) -> list[Incident]:

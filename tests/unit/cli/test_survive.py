@@ -21,6 +21,7 @@ case "$*" in *"print('here')"*) echo here ;; *--version) echo 1 ;; *) exit 2 ;; 
     ("flags", "message"),
     [
         (("-n", "2"), "--ranks has no effect without --survive; add it, or start ranks by mpirun"),
+        (("--repair",), "--repair has no effect without --survive; add it"),
         (("--survive", "--dry-run"), "--dry-run starts no training"),
         (("--survive", "-n", "4", "--shards", "2"), "--shards is 2, but --ranks is 4"),
         (("--survive", "-n", "2", "--min-ranks", "3"), "--min-ranks is 3, but --ranks is 2"),

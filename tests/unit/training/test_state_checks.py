@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -82,8 +83,10 @@ def test_one_rank_finds_a_flipped_bit_before_the_next_update(
     run = tmp_path / "run"
     with trainer(1, AfterStep(change), run) as trained:
         last = trained.job.plan.layout.slots[0].name
-        with pytest.raises(CorruptedSliceError, match=rf"{last} \({array}\).* step 5 "):
+        named = rf"{last} \({array}\).* step 5 .*train --resume {run} continues after step 4;"
+        with pytest.raises(CorruptedSliceError, match=named) as caught:
             trained.fit()
+    assert json.loads((run / "failure.json").read_text())["message"] == str(caught.value)
     assert RunDirectory.open(run).checkpoints.load().step == 4
 
 
