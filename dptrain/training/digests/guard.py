@@ -26,7 +26,7 @@ from dptrain.comm.sums.base import GradientSum
 from dptrain.errors import UserError
 from dptrain.training.digests.differences import CORRUPTION
 
-SHARE = 0.001
+SHARE = 0.0005
 """Part of the time that guards take, unless more are required."""
 
 
