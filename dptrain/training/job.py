@@ -278,7 +278,7 @@ class Job:
         self.reopen_engine()
 
     def reopen_engine(self) -> None:
-        """Replace the engine by a new one, after the present one was closed; all ranks call this."""
+        """Replace the engine after it was closed; all ranks call this."""
         if self.replay is None:
             self.replay = open_replay(self.replica, self.world, self.run_spec)
             compile_kernels(self.world, self.backend, quiet=True)

@@ -21,9 +21,9 @@ from dptrain.backends.replica import Replica
 from dptrain.comm.collective import call_on_all_ranks
 from dptrain.comm.transport import BUCKET_BYTES, choose_transport
 from dptrain.comm.world import AgreedError, World
-from dptrain.errors import UserError
 from dptrain.data.base import Samples
 from dptrain.data.stored import CachedSamples
+from dptrain.errors import UserError
 from dptrain.machine import (
     allowed_cores,
     available_cores,

@@ -267,7 +267,5 @@ def _replica_of_one_shard(replica: Replica, batch_size: int) -> Replica:
 
 def _digests_of(sums: Sequence[NDArray[np.float64]]) -> Digests:
     """Return a digest of the rows of each sum of batch statistics."""
-    kernels = [
-        numpy_digests(each.reshape(-1), np.array([0, 2 * each.size]), 0) for each in sums
-    ]
+    kernels = [numpy_digests(each.reshape(-1), np.array([0, 2 * each.size]), 0) for each in sums]
     return np.array([compute()[0] for compute in kernels], np.uint64)
