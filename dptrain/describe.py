@@ -7,6 +7,7 @@ from typing import Any
 from dptrain.backends import load_backend
 from dptrain.data import open_data
 from dptrain.errors import UserError
+from dptrain.measure.profile.profile import Roofs
 from dptrain.measure.profile.rooflines import is_low, least_work
 from dptrain.network.adaptation import resize
 from dptrain.network.files import get_network
@@ -109,9 +110,9 @@ def describe_plan(plan: Plan) -> dict[str, Any]:
     FLOPs of layers are for one sample, FLOPs of stages for a full batch of one pass. Backward FLOPs
     do not include the gradient with respect to the network's input, which is not computed.
 
-    ``estimated_roofline_share`` of a stage is the least time of its products at the peak rate,
-    divided by its estimated time, both of the machine for which the backend selects algorithms;
-    None if there is no estimate. ``is_low`` marks a share below a third.
+    ``estimated_roofline_share`` of a stage is its least time in the roofline model, divided by its
+    estimated time, both of the machine for which the backend selects algorithms; None if there is
+    no estimate. ``is_low`` marks a share below a third.
     """
     network, shares = plan.network, _estimated_shares(plan)
     return {
@@ -148,13 +149,17 @@ def describe_plan(plan: Plan) -> dict[str, Any]:
 def _estimated_shares(plan: Plan) -> dict[str, float]:
     """Return shares of the roofline by name of the stage, of those with an estimated time."""
     backend, setting, shares = load_backend(plan.backend), plan.setting, dict[str, float]()
-    gflops = backend.estimated_gflops(setting)
+    limits = backend.estimated_roofs(setting)
+    if limits is None:
+        return shares
+    gflops, bandwidths = limits
+    roofs = Roofs(gflops, bandwidths[-1][1], "estimated", copies=bandwidths)
     groups = {group.name: backend.explain(group, setting.of(group)) for group in plan.groups}
     for stage in plan.stages:
         found = groups.get(stage.group, {}).get(stage.phase)
-        if gflops and found is not None and found.estimated_ms:
-            flops, _ = least_work(plan, stage, found.algorithm)
-            shares[stage.name] = min(1.0, flops / gflops / 1e6 / found.estimated_ms)
+        if found is not None and found.estimated_ms:
+            least_ms = roofs.least_ms(*least_work(plan, stage, found.algorithm))
+            shares[stage.name] = min(1.0, least_ms / found.estimated_ms)
     return shares
 
 

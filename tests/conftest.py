@@ -45,10 +45,18 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture(autouse=True)
-def frozen_tests(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let trainers leave the collected tests frozen: a search takes longer than to train."""
+def frozen_objects(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Freeze what a test leaves, so that searches visit only the objects of the current test.
+
+    A replica that is closed searches all objects that are not frozen. With those of PyTorch and of
+    the tests before, this takes a second. Trainers would unfreeze them.
+    """
     collector = SimpleNamespace(collect=gc.collect, freeze=lambda: None, unfreeze=lambda: None)
     monkeypatch.setattr("dptrain.training.trainer.gc", collector)
+    yield
+    if gc.get_count()[1]:  # More than `THRESHOLDS` objects are new.
+        gc.collect()
+        gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)

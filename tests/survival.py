@@ -8,16 +8,18 @@ start of the job to its end: half of the moments follow the clock, and half the 
 must end with exit code 0 and the same bits as a job that nothing disturbs, both in its last
 checkpoint and in the best one; the incident must be in the run directory, with at most as many lost
 steps as the interval of snapshots; and nothing may be left running, in the temporary directory or,
-for the superuser, in a /dev/shm that belongs to the trial alone.
+for a superuser who may mount, in a /dev/shm that belongs to the trial alone.
 
 Each trial follows from the seed and its number. Results are lines of ``--output``; trials that are
-there are not repeated, so that a campaign can be interrupted, extended, and divided by seeds.
+there are not repeated, so that a campaign can be interrupted, extended, and divided by seeds. With
+``--minutes``, no trial begins later.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import random
 import re
@@ -33,6 +35,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +123,15 @@ class Course:
     steps: int
 
 
+@cache
+def has_own_memory() -> bool:
+    """Return True if a job can have a /dev/shm of its own."""
+    return os.geteuid() == 0 and not subprocess.run(
+        ["unshare", "--mount", "mount", "-t", "tmpfs", "tmpfs", "/dev/shm"],
+        capture_output=True, check=False,
+    ).returncode  # fmt: skip
+
+
 class Running:
     """A job that runs in a folder of its own.
 
@@ -140,7 +152,7 @@ class Running:
             "--launcher", launcher.command[0], *JOBS[job], *COMMON,
             "--snapshot-every", str(SNAPSHOT_EVERY), "--run-dir", str(self.run),
         )  # fmt: skip
-        own = ("unshare", "--mount", "sh", "-c", PRIVATE, "sh") if os.geteuid() == 0 else ()
+        own = ("unshare", "--mount", "sh", "-c", PRIVATE, "sh") if has_own_memory() else ()
         self.began = time.monotonic()
         with (folder / "log").open("wb") as log:
             self.process = subprocess.Popen(
@@ -298,7 +310,11 @@ def main(arguments: list[str] | None = None) -> int:
             courses[job, launcher] = time_job(job, LAUNCHERS[launcher], root / name)
     print(f"seed {options.seed}, {len(trials)} trials to make, files in {root}", flush=True)
 
+    end = time.monotonic() + 60 * options.minutes
+
     def run(trial: Trial) -> None:
+        if time.monotonic() > end:
+            return
         folder = root / str(trial.number)
         facts = run_trial(trial, folder, courses[trial.job, trial.launcher])
         with output.open("a") as file:
@@ -336,7 +352,8 @@ def report(done: list[dict[str, Any]], starts: list[float]) -> Iterator[str]:
     if seconds:
         yield (
             f"{len(seconds)} restarts: at most {max(steps)} steps lost, snapshots every "
-            f"{SNAPSHOT_EVERY}; median time lost {statistics.median(seconds):.1f} s"
+            f"{SNAPSHOT_EVERY}; time lost: median {statistics.median(seconds):.1f} s, largest "
+            f"{max(seconds):.1f} s"
         )
     if starts:
         yield f"start of an undisturbed job: median {statistics.median(starts):.1f} s"
@@ -350,6 +367,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("python -m tests.survival", description=doc)
     parser.add_argument("--trials", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--minutes", type=float, default=math.inf, help="most time to begin trials")
     parser.add_argument("--only", choices=tuple(LAUNCHERS), default="", help="one launcher")
     parser.add_argument("--jobs", type=int, default=2, help="jobs at the same time  [default: 2]")
     parser.add_argument(

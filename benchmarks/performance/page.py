@@ -58,8 +58,8 @@ def _classifiers(paths: Sequence[Path]) -> str:
 
     A later row replaces an earlier one of the same case.
     """
-    ratios: dict[str, float] = {}
-    cells, measured = dict[tuple[Hashable, Hashable], str](), dict[tuple[str, str], set[str]]()
+    ratios, cells = dict[tuple[str, str], float](), dict[tuple[Hashable, Hashable], str]()
+    measured: dict[tuple[str, str], set[str]] = {}
     for path in paths:
         with path.open(newline="", encoding="utf-8") as file:
             for row in csv.DictReader(file):
@@ -69,10 +69,13 @@ def _classifiers(paths: Sequence[Path]) -> str:
                 )
                 column = f"{where}, {row['precision']}, batch {row['batch']}"
                 cells[name, column] = f"{ratio:.2f}<br>{three_digits(float(row['samples/s']))}/s"
-                ratios[name] = min(ratio, ratios.get(name, ratio))
+                ratios[name, column] = ratio
                 day = row["date"].partition("T")[0]
                 measured.setdefault((row["machine"], row["versions"]), set()).add(day)
-    ordered = sorted(cells, key=lambda cell: ratios[str(cell[0])])
+    smallest: dict[Hashable, float] = {}
+    for (name, _), ratio in ratios.items():
+        smallest[name] = min(ratio, smallest.get(name, ratio))
+    ordered = sorted(cells, key=lambda cell: smallest[cell[0]])
     head, lines = pivot("classifier", {cell: cells[cell] for cell in ordered})
     conditions = [(f"{machine}, {versions}", ", ".join(sorted(days)))
                   for (machine, versions), days in measured.items()]  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from dptrain.training.evaluation.model import TrainedModel
 from dptrain.training.persistence.checkpoints import CheckpointFacts
 
 STEPS, LEARNING_RATE = 50, 0.002
+LARGEST_RATIO = 30.0
+"""Error of dptrain that counts as rounding, relative to that of PyTorch in float32."""
 
 Arrays = Mapping[str, NDArray[Any]]
 
@@ -29,28 +32,62 @@ def _replica(found: OnnxNetwork, *, training: bool) -> Any:
     return replica
 
 
-def gradient_error(
-    found: OnnxNetwork, module: Any, size: int, seed: int = 3
-) -> tuple[float, float]:
-    """Return how far gradients in float32 are from those of PyTorch in float64.
+@dataclass(frozen=True)
+class GradientError:
+    """How far gradients are from those of PyTorch in float64, relative to their norm.
 
-    Both norms of the difference of all gradients are relative to the norm of the gradients.
-    Batch normalisations use the moments of the minibatch, which is drawn with a seed.
+    Attributes:
+        own: error of dptrain in float32, if PyTorch decides the kinks as dptrain does.
+        theirs: error of PyTorch in float32, if float64 decides the kinks as float32 does.
+        unexplained: error of dptrain if float64 decides the kinks.
+        num_kinks: number of elements that float64 decides otherwise than dptrain.
+    """
 
-    Returns:
-        The error of dptrain, and that of PyTorch in float32.
+    own: float
+    theirs: float
+    unexplained: float
+    num_kinks: int
+
+    def __str__(self) -> str:
+        """Return the result for the list, such as ``1.2`` or ``1.2 (400 without 2 kinks)``."""
+        found = f"{self.own / self.theirs:.2g}"
+        if not self.num_kinks:
+            return found
+        kinks = f"{self.num_kinks} kink{'s' * (self.num_kinks > 1)}"
+        return f"{found} ({self.unexplained / self.theirs:.2g} without {kinks})"
+
+
+def gradient_error(found: OnnxNetwork, module: Any, size: int) -> GradientError:
+    """Compare gradients of a minibatch with those of PyTorch.
+
+    Batch normalisations use the moments of the minibatch. If the error of dptrain is larger than
+    `LARGEST_RATIO` times that of PyTorch in float32, it is tested whether elements near
+    `kinks` explain it.
 
     Raises:
         ValueError: a parameter of the ONNX file is no weight of the module.
     """
-    x, y = minibatch(size, found.network.num_outputs, seed)
+    from benchmarks.zoo.kinks import Kink, Kinks, explain
+
+    x, y = minibatch(size, found.network.num_outputs)
     replica = _replica(found, training=True)
     replica.forward_backward(x, y)
-    weights, single = _torch_gradients(module, x, y, "float32")
-    _, double = _torch_gradients(module, x, y, "float64")
-    fixed = {_key(each) for each in module.float().buffers() if each.ndim == 4}
+    recorded = Kinks()
+    weights, single = _torch_gradients(module, x, y, "float32", recorded)
+    fixed = {_key(each) for each in module.buffers() if each.ndim == 4}
     own = _by_torch_name(found, weights, fixed, dict(replica.gradients.items()))
-    return _distance(own, double), _distance({name: single[name] for name in own}, double)
+    searched = Kinks(single=recorded.inputs)
+    _, double = _torch_gradients(module, x, y, "float64", searched)
+
+    def exact(moves: Collection[Kink]) -> Arrays:
+        return _torch_gradients(module, x, y, "float64", Kinks(moves))[1] if moves else double
+
+    crossed = exact([each for each in searched.near if each.crossed])
+    theirs = _distance({name: single[name] for name in own}, crossed)
+    error, moved = explain(
+        lambda moves: _distance(own, exact(moves)), searched.near, LARGEST_RATIO * theirs
+    )
+    return GradientError(error, theirs, _distance(own, double), len(moved))
 
 
 def _key(values: Any) -> bytes:
@@ -59,9 +96,12 @@ def _key(values: Any) -> bytes:
 
 
 def _torch_gradients(
-    module: Any, x: NDArray[Any], y: NDArray[Any], kind: str
+    module: Any, x: NDArray[Any], y: NDArray[Any], kind: str, kinks: Any
 ) -> tuple[dict[str, NDArray[np.float32]], dict[str, NDArray[np.float64]]]:
-    """Return the parameters of a module, and the weights that it computes, and their gradients."""
+    """Return the parameters of a module, and the weights that it computes, and their gradients.
+
+    `kinks` is the mode in which the module computes.
+    """
     import torch
     from torch import nn
     from torch.overrides import TorchFunctionMode
@@ -86,7 +126,7 @@ def _torch_gradients(
                 weights[f"computed {len(weights)}"] = args[1]
             return function(*args, **(kwargs or {}))
 
-    with Record():
+    with Record(), kinks:
         outputs = module(torch.tensor(x, dtype=dtype))
     nn.functional.cross_entropy(outputs, torch.tensor(y).long()).backward()
     found = {name: each for name, each in weights.items() if each.grad is not None}

@@ -41,6 +41,9 @@ from dptrain.plan.optimizers import AVERAGE
 from dptrain.plan.plan import Plan
 from dptrain.plan.selection import KernelSelection
 
+Bandwidths = tuple[tuple[int, float], ...]
+"""Pairs (bytes, GB/s) as `dptrain.measure.profile.profile.Roofs.copies`."""
+
 
 class Backend(ABC):
     """Binds the stages of a plan to kernels; `create` in each backend's package makes one.
@@ -119,9 +122,11 @@ class Backend(ABC):
         """Return how each phase of `group` is computed, as far as it is known without a device."""
         return {}
 
-    def estimated_gflops(self, setting: Setting) -> float | None:
-        """Return the peak rate of products on the machine for which `Explanation.estimated_ms` is
-        estimated; None if it is not known.
+    def estimated_roofs(self, setting: Setting) -> tuple[float, Bandwidths] | None:
+        """Return the limits of the machine for which `Explanation.estimated_ms` is estimated.
+
+        They are the peak rate of products in GFLOP/s and the bandwidths; None if they are not
+        known.
         """
         return None
 

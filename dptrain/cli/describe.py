@@ -91,7 +91,7 @@ def describe(
 
     NETWORK is a name, or a .toml or .onnx file; without it, all networks and presets are listed.
     Nothing is allocated, so networks that exceed the memory are described too. A ! marks groups
-    with a stage that is estimated to reach less than a third of the peak rate of products.
+    with a stage that is estimated to reach less than a third of the roofline.
     """
     from dptrain.cli.printing import print_description, print_networks
 

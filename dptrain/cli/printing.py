@@ -300,8 +300,7 @@ def _stage_table(description: Mapping[str, Any]) -> Table:
     found, is_low = Records.of(rows), any(row.get("is_low") for row in rows)
     moved = found.values("bytes_moved", "moved", "MB", decimals=3, missing="")
     note = (
-        "! marks groups with a stage that is estimated to reach less than a third of the peak rate "
-        "of products."
+        "! marks groups with a stage that is estimated to reach less than a third of the roofline."
     )
     columns = (found.texts("group", "group"), *_flops(found, description), moved)
     return Table(title, columns, note if is_low else "")

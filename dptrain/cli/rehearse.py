@@ -10,7 +10,7 @@ import click
 
 from dptrain.cli.common import CONFIG, examples
 from dptrain.cli.options import GroupedCommand, setting_flags
-from dptrain.cli.survive import survival_flags, survive
+from dptrain.cli.survive import DEFAULTS, survival_flags, survive
 from dptrain.errors import UserError
 
 
@@ -30,7 +30,7 @@ from dptrain.errors import UserError
     metavar="RANK@STEP",
     help="Stop a rank (SIGSTOP) after a step. It is noticed after --timeout.",
 )
-@survival_flags
+@survival_flags(omit=("survive", "hosts"))
 @setting_flags(omit=("resume",))
 def rehearse(file: Path | None, kill: tuple[str, ...], stop: tuple[str, ...], **flags: Any) -> int:
     """Train as `dptrain train --survive` does, with planned faults, and show what they cost.
@@ -40,4 +40,4 @@ def rehearse(file: Path | None, kill: tuple[str, ...], stop: tuple[str, ...], **
     if not (kill or stop):
         raise UserError("rehearse has no fault; expected for example --kill 1@100")
     planned = [*((text, signal.SIGKILL) for text in kill), *((t, signal.SIGSTOP) for t in stop)]
-    return survive({**flags, "survive": True}, file, planned=planned)
+    return survive({**DEFAULTS, **flags, "survive": True}, file, planned=planned)

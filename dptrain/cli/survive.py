@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from signal import Signals
@@ -37,7 +37,7 @@ SURVIVAL = (
     ),
     number(
         "-n", "--ranks", "ranks", at_least=1,
-        help="Ranks that --survive starts.  [default: of --hosts or Slurm, or one per core]",
+        help="Number of ranks to start.  [default: of --hosts or Slurm, or one per core]",
     ),
     number("--min-ranks", at_least=1, default=1, help="Smallest number of ranks that continue."),
     number(
@@ -51,14 +51,14 @@ SURVIVAL = (
     ),
     click.option(
         "--launcher", default="auto", show_default=True, metavar="COMMAND",
-        help="What --survive starts the ranks with, such as \"srun --mpi=pmi2\".",
+        help="What starts the ranks, such as \"srun --mpi=pmi2\".",
     ),
     click.option(
         "--hosts", default="", metavar="NAME:RANKS,…",
         help="Hosts on which mpirun starts the ranks; those that are lost are left out.",
     ),
 )  # fmt: skip
-"""Flags of `dptrain train` for jobs that outlive a rank, none of which is a setting."""
+"""Flags for jobs that outlive a rank, none of which is a setting."""
 
 DEFAULTS = {
     "survive": False, "ranks": None, "min_ranks": 1, "max_restarts": MOST_RESTARTS,
@@ -82,11 +82,22 @@ def split_flags(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, An
     return {name: value for name, value in values.items() if name not in DEFAULTS}, survival
 
 
-def survival_flags(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the flags `SURVIVAL` to a command."""
-    for option in reversed(SURVIVAL):
-        command = option(command)
-    return command
+def survival_flags(
+    omit: Collection[str] = (),
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Add the flags `SURVIVAL` to a command.
+
+    Args:
+        omit: names, as in `DEFAULTS`, of those that have no meaning for the command.
+    """
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        for name, option in reversed([*zip(DEFAULTS, SURVIVAL, strict=True)]):
+            if name not in omit:
+                command = option(command)
+        return command
+
+    return decorate
 
 
 def survive(

@@ -55,7 +55,7 @@ WORKERS = click.option(
     help="Also print the times of parts and layers, energy, scaling efficiency, what limits "
     "training, and every epoch.  [default: only in the report]",
 )
-@survival_flags
+@survival_flags()
 @setting_flags()
 def train(file: Path | None, dry: bool, verbose: bool, **flags: Any) -> int:
     """Train a network on all ranks.

@@ -320,7 +320,7 @@ class Explanation:
         others: other algorithms, with their estimated time divided by that of the selected one;
             None if their times cannot be compared.
         estimated_ms: estimated time of the algorithm for a full batch, on the machine of
-            `dptrain.backends.base.Backend.estimated_gflops`; None if there is none.
+            `dptrain.backends.base.Backend.estimated_roofs`; None if there is none.
     """
 
     algorithm: str

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from dptrain.backends.base import Backend
+from dptrain.backends.base import Backend, Bandwidths
 from dptrain.backends.cuda.combining import (
     AddOperation,
     ChannelSelectionOperation,
@@ -117,6 +117,8 @@ from dptrain.plan.selection import KernelSelection
 PEAKS_CAPABILITY = 90
 PEAK_GFLOPS = {"fp32": 66.9e3, "tf32": 494.7e3, "bf16": 989.4e3}
 """Peak rates of products by precision, and the compute capability that has them."""
+BANDWIDTHS = ((0, 4.8e3),)
+"""Bandwidth of memory in GB/s, of data of any size."""
 
 OPERATIONS: Mapping[type[Layer], type[Operation[Any]]] = {
     Conv2d: Convolution,
@@ -346,13 +348,15 @@ class CudaBackend(Backend):
             return {**phases, **explain_dense(group, setting)}
         return {**phases, **operation.explain(group, setting)}
 
-    def estimated_gflops(self, setting: Setting) -> float | None:
-        """Return the peak rate of an H100 or H200 in GFLOP/s; None for other models.
+    def estimated_roofs(self, setting: Setting) -> tuple[float, Bandwidths] | None:
+        """Return the limits of an H200; None for models of another compute capability.
 
-        Source: NVIDIA H100 Tensor Core GPU Architecture, 2022, peak rates without sparsity.
+        Sources: NVIDIA H100 Tensor Core GPU Architecture, 2022, peak rates without sparsity; NVIDIA
+        H200 Tensor Core GPU, data sheet, 2024, bandwidth of memory.
         """
         is_known = limits_of(setting).capability == PEAKS_CAPABILITY
-        return PEAK_GFLOPS.get(setting.precision) if is_known else None
+        gflops = PEAK_GFLOPS.get(setting.precision)
+        return (gflops, BANDWIDTHS) if is_known and gflops else None
 
     def measured_selection(
         self,

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dptrain.aligned import aligned_zeros
-from dptrain.backends.base import Backend
+from dptrain.backends.base import Backend, Bandwidths
 from dptrain.backends.clipping import Clipping
 from dptrain.backends.digests import DigestKernel
 from dptrain.backends.flat_arrays import FlatArrays
@@ -27,7 +27,7 @@ from dptrain.backends.numba import (
 )
 from dptrain.backends.numba.convolution import grouped_operation
 from dptrain.backends.numba.convolution.operation import Convolution, fuses_convolution
-from dptrain.backends.numba.convolution.planning import PEAK
+from dptrain.backends.numba.convolution.planning import BANDWIDTHS, PEAK
 from dptrain.backends.numba.dense.operation import FullyConnected
 from dptrain.backends.numba.normalization import (
     batch_norm_operation,
@@ -185,8 +185,8 @@ class NumbaBackend(Backend):
         special = operation_of(group).explain(group, setting)
         return {phase: special.get(phase, only) for phase in needed}
 
-    def estimated_gflops(self, setting: Setting) -> float:
-        return 2.0 * PEAK
+    def estimated_roofs(self, setting: Setting) -> tuple[float, Bandwidths]:
+        return 2.0 * PEAK, BANDWIDTHS
 
     def bind(
         self, group: Group, phases: Collection[Phase], arrays: Arrays, replica: Replica

@@ -7,7 +7,6 @@ recognition", 2014, configurations A and D; their fully connected layers have dr
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 
 from dptrain.network.activations import ReLU
@@ -50,13 +49,12 @@ def vgg(name: str, stages: Sequence[Sequence[int]], input_shape: Shape, outputs:
     return Network.from_nodes(input_shape, nodes, name=name)
 
 
-_RECIPE = replace(IMAGENET, learning_rate=0.01)
 _CONFIGURATIONS = {
     "vgg11-bn": ((64,), (128,), (256, 256), (512, 512), (512, 512)),
     "vgg16-bn": ((64, 64), (128, 128), (256,) * 3, (512,) * 3, (512,) * 3),
 }
 
 NETWORKS = {
-    name: Entry("3×224×224, batch norm", partial(vgg, name, stages), *IMAGENET_SIZE, _RECIPE)
+    name: Entry("3×224×224, batch norm", partial(vgg, name, stages), *IMAGENET_SIZE, IMAGENET)
     for name, stages in _CONFIGURATIONS.items()
 }

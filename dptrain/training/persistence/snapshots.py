@@ -3,16 +3,19 @@
 The first rank of each node keeps the state of a complete step in /dev/shm, or in the temporary
 directory if /dev/shm is too small:
 
-    dptrain-snapshots-USER-TOKEN/
+    dptrain-snapshots-USER-RUN-START/
       checkpoints/   the newest state, in the format of `CheckpointStore`
       best/          the state of the best epoch, if it is not in the run directory
       progress       the last completed step and its time, mapped into memory
       run            the path of the run directory
 
 A state is written next to the one before, and renamed when it is complete, so that one of the two
-is whole at any moment. The run directory has the token, in the file ``.snapshots``. A run that is
+is whole at any moment. Each start of a run has a folder of its own, so that a process of an earlier
+start that is still alive never writes to it: the token RUN-START, which the file ``.snapshots`` of
+the run directory contains, has a random part for the run and one for the start. A run that is
 resumed calls `recover`, which writes the newest snapshot of all nodes to the run directory as a
-checkpoint. The folders are removed when training ends in order.
+checkpoint. Then it removes the folders of earlier starts. When training ends in order, it removes
+its own.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
+import re
 import secrets
 import shutil
 import tempfile
@@ -58,6 +62,7 @@ STALE_S = 86400.0
 
 _PREFIX = "dptrain-snapshots-"
 _PROGRESS, _RUN = "progress", "run"
+_TOKEN = re.compile(r"[0-9a-f]{16}-[0-9a-f]{8}")
 _WORDS_BYTES = 16
 
 
@@ -83,14 +88,20 @@ class SnapshotFolder:
 
     @classmethod
     def of_token(cls, place: Path, token: str) -> SnapshotFolder:
-        """Return the folder of the run with a token."""
+        """Return the folder of the start with a token."""
         return cls(place / f"{_PREFIX}{os.getuid()}-{token}")
 
     @classmethod
     def find(cls, token: str) -> list[SnapshotFolder]:
-        """Return the folders of a run that exist on this node."""
+        """Return the folders of the start with a token that exist on this node."""
         found = [cls.of_token(place, token) for place in places()]
         return [folder for folder in found if folder.path.is_dir()]
+
+    @classmethod
+    def of_run(cls, token: str) -> list[SnapshotFolder]:
+        """Return the folders of all starts of the run with a token that exist on this node."""
+        name = f"{_PREFIX}{os.getuid()}-{_run_of(token)}-*"
+        return [cls(path) for place in places() for path in place.glob(name)]
 
     @property
     def newest_step(self) -> int:
@@ -220,7 +231,7 @@ class SnapshotPlan:
 
     Attributes:
         text: one line that states where all nodes keep them.
-        token: of the run.
+        token: of this start.
         run: path of the run directory.
         folder: where this rank writes them; None on other ranks.
         recovered: what the start before has lost.
@@ -242,19 +253,13 @@ class SnapshotPlan:
             OSError: the folder cannot be written.
         """
         if self.folder is not None:
-            for other in SnapshotFolder.find(self.token):
-                if other.path != self.folder.path:
-                    other.remove()
             self.folder.open(self.run)
             self.folder.record(step)
 
-    def remove(self, world: World) -> None:
-        """Delete the snapshots of this node, because training has ended in order."""
+    def remove(self) -> None:
+        """Delete the snapshots of this start, because training has ended in order."""
         if self.folder is not None:
-            self.folder.close()
-        if world.first_on_node():
-            for folder in SnapshotFolder.find(self.token):
-                folder.remove()
+            self.folder.remove()
 
 
 def plan_snapshots(
@@ -273,8 +278,8 @@ def plan_snapshots(
         replica: of this rank.
         run: the run directory, on rank 0.
         recovered: from `recover`.
-        first_step: number of completed steps. If there are none, snapshots of another run in the
-            same directory are removed.
+        first_step: number of completed steps. If there are none, this is another run than one
+            before in the same directory.
 
     Returns:
         None without the setting `snapshots`, or without a run directory.
@@ -286,7 +291,7 @@ def plan_snapshots(
         if run is None:
             return None
         before = read_token(run.path)
-        token = before if before is not None and first_step else new_token(run.path)
+        token = new_token(run.path, before if first_step else None)
         return before, token, str(run.path.absolute())
 
     tokens = world.broadcast_json(call_on_rank_zero(world, find_tokens))
@@ -295,9 +300,8 @@ def plan_snapshots(
     before, token, path = tokens
     if world.first_on_node():
         remove_stale()
-        if before not in (None, token):
-            for old in SnapshotFolder.find(before):
-                old.remove()
+        for old in () if before is None else SnapshotFolder.of_run(before):
+            old.remove()
     needed = COPIES * sum(each.nbytes for each in named_arrays(replica).values()) + OVERHEAD_BYTES
     # Strategy central updates the state of the optimizer on rank 0 alone.
     writes = world.is_rank_zero if chosen.strategy == "central" else world.first_on_node()
@@ -383,8 +387,8 @@ def recover(world: World, run: RunDirectory | None, *, keeps: bool) -> Recovered
         holder = next(rank for rank, each in enumerate(found) if each[0] == step)
         best = _load(newest.best) if newest is not None and world.rank == holder else None
         _write(world, run, holder, [best, loaded])
-    if not keeps:
-        for folder in folders:
+    if not keeps and world.first_on_node():
+        for folder in SnapshotFolder.of_run(token):
             folder.remove()
     return Recovered(*max((last_step, last_ns) for _, last_step, last_ns in found))
 
@@ -425,7 +429,7 @@ def _send(world: World, holder: int, state: Checkpoint | None) -> Checkpoint | N
 
 
 def promote(run: RunDirectory) -> int | None:
-    """Write the newest snapshot of this node to the run directory, and remove the snapshots.
+    """Write the newest snapshot of this node to the run directory, and remove all of the run.
 
     For a run that no process trains any more.
 
@@ -440,8 +444,7 @@ def promote(run: RunDirectory) -> int | None:
             stay.
     """
     token = read_token(run.path)
-    folders = [] if token is None else SnapshotFolder.find(token)
-    if not folders:
+    if token is None or not SnapshotFolder.of_run(token):
         return None
     run.hold()
     try:
@@ -471,13 +474,24 @@ def read_token(path: Path) -> str | None:
     """Return the token of a run directory; None if it has none, or is a copy of another one."""
     with suppress(OSError):
         words = read_regular(path / SNAPSHOTS, 100).decode(errors="replace").split()
-        if len(words) == 2 and words[0].isalnum() and words[1] == str(path.stat().st_ino):
+        if len(words) == 2 and _TOKEN.fullmatch(words[0]) and words[1] == str(path.stat().st_ino):
             return words[0]
     return None
 
 
-def new_token(path: Path) -> str:
-    """Write a new token to a run directory."""
-    token = secrets.token_hex(8)
+def _run_of(token: str) -> str:
+    """Return the part of a token that all starts of a run have in common."""
+    return token.partition("-")[0]
+
+
+def new_token(path: Path, before: str | None = None) -> str:
+    """Write the token of another start to a run directory.
+
+    Args:
+        path: the run directory.
+        before: the token of the start before; None if this is another run.
+    """
+    run = secrets.token_hex(8) if before is None else _run_of(before)
+    token = f"{run}-{secrets.token_hex(4)}"
     write_whole(path / SNAPSHOTS, f"{token} {path.stat().st_ino}\n")
     return token

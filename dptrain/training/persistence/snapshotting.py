@@ -80,7 +80,7 @@ class Snapshots(Callback):
         plan = trainer.job.snapshots
         self.close()
         if plan is not None:
-            plan.remove(trainer.job.world)
+            plan.remove()
 
     def needs_parameters(self, trainer: Trainer, step: int) -> bool:
         return step == self._due

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -108,10 +109,20 @@ def test_the_command_marks_intervals_that_fail(tmp_path: Path) -> None:
     assert page.count(" *<") + page.count("> *") >= 2
 
 
+@pytest.fixture(scope="module")
+def audited(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of a small study with its audit, which tests copy."""
+    folder = tmp_path_factory.mktemp("audited")
+    write_study(folder, lambda ranks: Noise(), launches=3)
+    audit_study(folder, replications=100).write(folder / AUDIT)
+    return folder
+
+
 @pytest.mark.parametrize("number", [3, 4])
-def test_a_report_does_not_show_an_audit_of_other_launches(tmp_path: Path, number: int) -> None:
-    write_study(tmp_path, lambda ranks: Noise(), launches=3)
-    audit_study(tmp_path, replications=100).write(tmp_path / AUDIT)
+def test_a_report_does_not_show_an_audit_of_other_launches(
+    audited: Path, tmp_path: Path, number: int
+) -> None:
+    shutil.copytree(audited, tmp_path, dirs_exist_ok=True)
     found = make_launches(Law(noise=0.02), (1, 2), launches=number)
     analyse(found, commands={}).write(tmp_path / "study.json")
     page = write_report(tmp_path).read_text()
@@ -121,10 +132,9 @@ def test_a_report_does_not_show_an_audit_of_other_launches(tmp_path: Path, numbe
 
 @pytest.mark.parametrize("change", [('"version": ', '"version": 9'), ("{", "")])
 def test_a_report_is_written_without_an_audit_that_cannot_be_read(
-    tmp_path: Path, change: tuple[str, str]
+    audited: Path, tmp_path: Path, change: tuple[str, str]
 ) -> None:
-    write_study(tmp_path, lambda ranks: Noise(), launches=3)
-    audit_study(tmp_path, replications=100).write(tmp_path / AUDIT)
+    shutil.copytree(audited, tmp_path, dirs_exist_ok=True)
     text = (tmp_path / AUDIT).read_text()
     (tmp_path / AUDIT).write_text(text.replace(*change, 1))
     page = write_report(tmp_path).read_text()

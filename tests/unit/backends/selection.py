@@ -153,15 +153,15 @@ def cover(
     """Return few cases that together have all properties of the candidates: each time the one with
     most properties that none before it has, and of these the smallest.
     """
-    left = {case.name: (case, set(properties(case))) for case in candidates}
+    left = {case.name: (case, set(properties(case)), -_size(case)) for case in candidates}
     chosen = []
     while left:
-        name = max(left, key=lambda name: (len(left[name][1]), -_size(left[name][0])))
-        case, gained = left.pop(name)
+        name = max(left, key=lambda name: (len(left[name][1]), left[name][2]))
+        case, gained, _ = left.pop(name)
         if not gained:
             break
         chosen.append(case)
-        for _, missing in left.values():
+        for _, missing, _ in left.values():
             missing -= gained
     return chosen
 

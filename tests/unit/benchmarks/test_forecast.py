@@ -52,6 +52,7 @@ def test_weights_from_hindcasts_make_intervals_shorter(monkeypatch: pytest.Monke
     assert scored < median_width()
 
 
+@pytest.mark.more
 def test_nine_of_ten_truths_within_a_node_are_in_the_interval() -> None:
     found = check_node(node.TUNED, node.TUNED + 25)
     given = [one for one in found["all"] if one.is_given]

@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from benchmarks.zoo import __main__ as zoo
+from benchmarks.zoo import checks
 from benchmarks.zoo.__main__ import (
     CHECKS,
     OTHER_FILES,
@@ -18,6 +19,7 @@ from benchmarks.zoo.__main__ import (
     summary,
     write_rows,
 )
+from benchmarks.zoo.sources import minibatch
 from tests.lazy import LazyModule
 
 torch = LazyModule("torch")
@@ -98,14 +100,54 @@ def test_fixed_and_computed_weights_are_compared(make: Any, tmp_path: Path) -> N
     assert passes("step", found["step"]), found
 
 
-def test_a_kink_of_one_minibatch_is_reported_with_the_next(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(
+    ("function", "arguments", "point"),
+    [("ReLU", (), 0), ("ReLU", (True,), 0), ("ReLU6", (), 6), ("Hardswish", (), -3),
+     ("MaxPool2d", (2,), None), ("MaxPool2d", (3, 2, 1), None),
+     ("MaxPool2d", (3, 2, 0, 1, False, True), None)],
+)  # fmt: skip
+def test_an_element_near_a_kink_explains_a_gradient_but_no_other(
+    function: str, arguments: tuple[Any, ...], point: float | None
 ) -> None:
-    errors = iter([(400.0, 1.0), (2.0, 1.0)])
-    monkeypatch.setattr(zoo, "gradient_error", lambda *arguments: next(errors))
-    found = zoo.RESULTS["step"](None, None, 8, Path())  # type: ignore[arg-type]
-    assert found == "2 after 4e+02"
-    assert passes("step", found)
+    from benchmarks.zoo.kinks import Kinks, explain
+
+    class Shifted(torch.nn.Conv2d):  # type: ignore[name-defined, misc]
+        def forward(self, x: Any) -> Any:
+            return super().forward(x) + self.shift
+
+    torch.manual_seed(4)
+    layer, (x, y) = Shifted(3, 4, 3), minibatch(8, 5)
+    layer.register_buffer("shift", torch.zeros(len(x), 4, 6, 6))
+    outputs = layer(torch.from_numpy(x)).detach()
+    # An element is moved to the kink, or two of one window far above all others.
+    for index in (0, 1) if point is None else (0,):
+        layer.shift[1, 2, 0, index] = (9.0 if point is None else point) - outputs[1, 2, 0, index]
+    nn = torch.nn
+    module = nn.Sequential(layer, getattr(nn, function)(*arguments), nn.Flatten(), nn.LazyLinear(5))
+    module(torch.from_numpy(x))
+
+    def gradients(kind: str, kinks: Kinks) -> Any:
+        return checks._torch_gradients(module, x, y, kind, kinks)[1]
+
+    recorded = Kinks()
+    gradients("float32", recorded)
+    searched = Kinks(single=recorded.inputs)
+    gradients("float64", searched)
+    place = 36 * (4 * 1 + 2)
+    (kink,) = (each for each in searched.near if each.index in (place, place + 1))
+    other = gradients("float64", Kinks({kink}))
+    for factor in (1.0, 1.01):
+        own = {name: factor * values for name, values in other.items()}
+        found, moved = explain(
+            lambda moves, own=own: checks._distance(own, gradients("float64", Kinks(moves))),
+            searched.near,
+            1e-9,
+        )
+        if factor == 1.0:
+            assert set(moved) == {kink}
+            assert found <= 1e-9
+        else:
+            assert found > 0.009
 
 
 @pytest.mark.filterwarnings("ignore")

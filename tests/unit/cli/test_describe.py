@@ -41,7 +41,7 @@ def test_layers_and_stages_count_the_same_operations(name: str, backend: str) ->
 
 
 @pytest.mark.parametrize("backend", ["numba", "cuda", "reference"])
-def test_groups_below_a_third_of_the_peak_are_marked_by_estimates(backend: str) -> None:
+def test_groups_below_a_third_of_the_roofline_are_marked_by_estimates(backend: str) -> None:
     """Four filters fill a quarter of a vector, and no backend estimates activations."""
     layers = [Conv2d(64), ReLU(), Conv2d(64, dilation=2), Conv2d(4, dilation=2), GELU(), Flatten()]
     network = Network((64, 32, 32), [*layers, Dense(3)])
@@ -57,6 +57,26 @@ def test_groups_below_a_third_of_the_peak_are_marked_by_estimates(backend: str) 
     assert not marked["gelu1"]
     if backend == "numba":
         assert not marked["conv2"]
+
+
+def test_the_roofline_is_the_lower_one_of_two_roofs(monkeypatch: pytest.MonkeyPatch) -> None:
+    layers = [Conv2d(8, 1), Conv2d(64), Conv2d(4, 1), Flatten(), Dense(3)]
+    plan = plan_for(Network((64, 32, 32), layers), backend="cuda", batch_size=64)
+    backend = type(load_backend("cuda"))
+
+    def shares(gflops: float, gb_per_s: float) -> dict[str, float]:
+        found = (gflops, ((0, gb_per_s),))
+        monkeypatch.setattr(backend, "estimated_roofs", lambda *_: found)
+        stages = describe_plan(plan)["stages"]
+        names = ("name", "estimated_roofline_share")
+        return {name: share for name, share in ([row[each] for each in names] for row in stages)
+                if share is not None}  # fmt: skip
+
+    high = 1e12
+    by_arithmetic, by_memory = shares(1e5, high), shares(high, 4e3)
+    assert {by_arithmetic[name] > by_memory[name] for name in by_memory} == {True, False}
+    for name, share in shares(1e5, 4e3).items():
+        assert share == pytest.approx(max(by_arithmetic[name], by_memory[name]))
 
 
 def test_a_mark_is_explained(tmp_path: Path) -> None:

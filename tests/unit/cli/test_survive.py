@@ -67,6 +67,14 @@ def test_ranks_receive_the_flags_of_the_user(
     assert "with another number of ranks, the last bits of the parameters differ" in out
 
 
+def test_a_rehearsal_needs_no_flag_for_restarts(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["rehearse", "--help"], is_rank_zero=True) == 0
+    out = capsys.readouterr().out
+    listed = {line.split()[0] for line in out.splitlines() if line.startswith("  -")}
+    assert "--max-restarts" in listed
+    assert not listed & {"--survive", "--hosts", "--resume"}
+
+
 def launched(folder: Path, *flags: str) -> list[str]:
     """Return the words with which ranks are started."""
     launcher = folder / "launcher"

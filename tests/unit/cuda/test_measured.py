@@ -83,7 +83,8 @@ def measured_names(backend: CudaBackend, plan: Plan, group: Group) -> dict[Phase
     return {phase: name for phase, name in names.items() if name is not None}
 
 
-@pytest.mark.parametrize("network", tiered(["resnet18-cifar", "strided"], ["strided"]))
+@pytest.mark.more
+@pytest.mark.parametrize("network", ["resnet18-cifar", "strided"])
 def test_measurements_start_from_what_training_uses(network: str) -> None:
     """Before all groups are known, other candidates may have the lowest estimates."""
     backend, plan = planned(network, "bf16", 64)

@@ -135,6 +135,7 @@ def test_kernels_compile_for_vectors(file: str) -> None:
     assert len(codes | {machine_code(file, 70, variants[-1])}) == 4
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("resizes", [False, True])
 def test_images_with_maps_and_mixed_images_compile_for_a_size(resizes: bool) -> None:
     sizes = dict(zip(("CHANNELS", "HEIGHT", "WIDTH", "ROWS", "COLUMNS"), (3, 32, 32, 40, 40),

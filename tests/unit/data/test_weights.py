@@ -40,6 +40,7 @@ from dptrain.network.files import get_network
 from dptrain.plan.shards import MicroShards
 from tests.emulator.emulator import Emulator
 from tests.lazy import LazyModule
+from tests.unit.examples import fewer
 
 torch = LazyModule("torch")
 
@@ -204,6 +205,7 @@ def _fitted(x: Any, y: Any, weights: Any, network: Network = NETWORK, **more: An
     return trainer
 
 
+@fewer()
 @given(st.lists(st.integers(1, 5), min_size=3, max_size=3))
 def test_sample_weights_by_class_are_class_weights(weights: list[int]) -> None:
     x, y = _data()

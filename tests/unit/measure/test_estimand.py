@@ -123,8 +123,14 @@ def launch(profile: Profile, steps: Steps, ranks: int, number: int) -> scaling.M
     return scaling.Measured(f"launches/weak-r{ranks}-t1-{number}", 2 * number + ranks, profile)
 
 
-@pytest.mark.parametrize("ranks", RANKS)
-@pytest.mark.parametrize(("launches", "steps"), [(5, 100), (3, 100), (5, 1000)])
+@pytest.mark.parametrize(
+    ("ranks", "launches", "steps"),
+    tiered(
+        [(ranks, *study) for ranks in (2, 4, 8, 16, 32, 64)
+         for study in ((5, 100), (3, 100), (5, 1000))],
+        [(2, 5, 1000), (16, 5, 100), (64, 3, 100)],
+    ),
+)  # fmt: skip
 def test_efficiencies_of_studies_contain_rare_interruptions(
     ranks: int, launches: int, steps: int
 ) -> None:

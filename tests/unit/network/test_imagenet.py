@@ -85,6 +85,22 @@ def test_fine_tuning_makes_small_steps_of_sgd(name: str) -> None:
     assert (found.weight_decay or 0.0) <= 2e-4
 
 
+PUBLISHED = {
+    "vgg11-bn": (0.1, 256), "vgg16-bn": (0.1, 256), "alexnet": (0.01, 256), "resnet50": (0.1, 256),
+    "resnext50-32x4d": (0.1, 256), "regnet-x-400mf": (0.8, 1024), "regnet-y-400mf": (0.4, 1024),
+    "mobilenet-v2": (0.045, 256), "convnext-tiny": (0.001, 1024),  # torchvision's references
+    "densenet121": (0.1, 256), "shufflenet-v2-x1": (0.5, 1024), "squeezenet1-1": (0.04, 512),
+}  # fmt: skip
+"""Published learning rates and batch sizes; the last three are those of the authors."""
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_learning_rates_are_published_ones_in_proportion_to_the_batch(name: str) -> None:
+    (rate, batch_size), found = PUBLISHED[name], NETWORKS[name].recipe
+    assert found.batch_size is not None
+    assert found.learning_rate == pytest.approx(rate * found.batch_size / batch_size)
+
+
 def _gradients(
     network: Network,
     backend: str,

@@ -25,7 +25,10 @@ Estimates are times on this core. Only their ratios matter, and they do not depe
 so that every node selects the same algorithms."""
 PEAK = 80.0
 """Multiply-adds per ns that the vector units of that core compute at most: 32 in a cycle, at an
-assumed 2.5 GHz. Only the marks of `dptrain describe` depend on it."""
+assumed 2.5 GHz. Only the marks of `dptrain describe` depend on it and on `BANDWIDTHS`."""
+BANDWIDTHS = ((0, 60.0), (2 << 20, 23.0))
+"""Bytes, and the GB/s of larger data: from L2, as in `pointwise_convolution.COPY`, and from memory,
+as measured with one thread of an AMD EPYC."""
 WIDTH = 16
 """Filters of a vector of that core."""
 

@@ -42,9 +42,8 @@ def readers(x: Tensor) -> list[Tensor]:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("precision", "bound"), [("fp32", 3e-5), pytest.param("bf16", 6e-2, marks=pytest.mark.more)]
-)
+@pytest.mark.more
+@pytest.mark.parametrize(("precision", "bound"), [("fp32", 3e-5), ("bf16", 6e-2)])
 def test_every_reader_of_a_tensor_adds_to_its_gradient(precision: str, bound: float) -> None:
     x = SiLU()(Conv2d(16, 3)(Input((3, 6, 7))))
     branches = readers(x)

@@ -213,9 +213,8 @@ def in_random_order(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dptrain.backends.cuda.backend.open_device", lambda rank: emulator)
 
 
-@pytest.mark.parametrize(
-    ("number", "precision"), tiered(TILES_BY_PRECISION, TILES_BY_PRECISION[:1])
-)
+@pytest.mark.more
+@pytest.mark.parametrize(("number", "precision"), TILES_BY_PRECISION)
 def test_every_tile_configuration_computes_the_same(
     number: int, precision: str, in_random_order: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

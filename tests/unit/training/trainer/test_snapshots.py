@@ -6,14 +6,14 @@ import itertools
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from dptrain import AfterStep, Trainer
+from dptrain import AfterStep, BatchNorm2d, Conv2d, Dense, Flatten, Network, ReLU, Trainer
 from dptrain.errors import UserError
 from dptrain.training.persistence import snapshots
 from dptrain.training.persistence.rundir import RunDirectory
@@ -48,10 +48,22 @@ def data(count: int = 96) -> tuple[Any, ...]:
     return x, y, x[:16], y[:16]
 
 
-def run(folder: Path, *, killed_at: int | None = None, **changes: Any) -> Trainer:
+LAYERS = [Conv2d(2), BatchNorm2d(), ReLU(), Flatten(), Dense(3)]
+NETWORK = Network((1, 8, 8), LAYERS, name="small")
+"""Has parameters, state of the optimizer and running statistics."""
+
+
+def run(
+    folder: Path,
+    *,
+    killed_at: int | None = None,
+    after_step: Callable[[Trainer], None] = lambda trainer: None,
+    **changes: Any,
+) -> Trainer:
     """Train, or resume if there is a run; end as if killed after a step."""
 
     def kill(trainer: Trainer, result: Any) -> None:
+        after_step(trainer)
         if trainer.step == killed_at:
             raise KilledError
 
@@ -62,7 +74,7 @@ def run(folder: Path, *, killed_at: int | None = None, **changes: Any) -> Traine
         chosen = {name: settings[name] for name in names}
         trainer = Trainer.resume(folder, data(), callbacks=callbacks, progress=False, **chosen)
     else:
-        trainer = Trainer("model0", data(), run_dir=folder, callbacks=callbacks, **settings)
+        trainer = Trainer(NETWORK, data(), run_dir=folder, callbacks=callbacks, **settings)
     with trainer:
         if killed_at is None:
             trainer.fit()
@@ -97,6 +109,28 @@ def test_a_run_that_is_killed_ends_with_the_same_bits(tmp_path: Path, kills: Any
     assert whole.summary is not None
     assert rest.summary is not None
     assert rest.summary["selected_step"] == whole.summary["selected_step"]
+
+
+def test_a_process_that_outlives_its_successor_changes_no_snapshot(
+    tmp_path: Path, memory: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A rank that hung, and goes on after the job was started again, which was killed as well."""
+    folder = tmp_path / "run"
+    run(tmp_path / "whole")
+
+    def start_another(trainer: Trainer) -> None:
+        if trainer.step == 9:
+            run(folder, killed_at=killed_at)
+
+    for killed_at in (8, 23):  # The first time, the old process is ahead of its successor.
+        run(folder, killed_at=18, after_step=start_another)
+        assert "no more snapshots" in capsys.readouterr().err
+        (kept,) = memory[0].iterdir()
+        expected = (killed_at - 1) // 5 * 5
+        assert SnapshotFolder(kept).newest_step == (expected if expected > 5 else -1)
+        assert max(RunDirectory.open(folder).checkpoints.steps()) == 5
+    assert run(folder).job.first_step == 20
+    assert states(folder) == states(tmp_path / "whole")
 
 
 def test_the_last_step_is_known_after_a_kill(tmp_path: Path) -> None:
