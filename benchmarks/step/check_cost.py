@@ -1,7 +1,8 @@
-"""What the checks for silent corruption cost, in CPU time of a rank.
+"""What the checks for silent corruption cost, in CPU time of a rank, or in the time of a GPU.
 
     python -m benchmarks checks --network resnet20 --batch-size 128
     mpirun -n 2 python -m benchmarks checks --network model0
+    mpirun -n 2 python -m benchmarks checks --backend cuda --precision bf16 --shards 0
 
 In periods of six steps, one step also guards its update or compares the replicas of all ranks, one
 does neither, and one is replayed. The cost of a check is the median over periods of the difference
@@ -11,7 +12,7 @@ It is divided by the median of a step and by the interval between two checks.
 
 from __future__ import annotations
 
-from time import process_time
+from time import perf_counter, process_time
 from typing import Any
 
 import click
@@ -33,8 +34,9 @@ PERIOD, GUARDED, BARE, REPLAYED = 6, 1, 3, 5
 
 
 def measure(settings: Settings, world: World, rounds: int) -> np.ndarray[Any, Any]:
-    """Return the CPU time of each step in s, (rounds, `PERIOD`)."""
+    """Return the time of each step in s, (rounds, `PERIOD`)."""
     job = assemble(settings, world, keeps_run=False, quiet=True)
+    clock = perf_counter if job.replica.memory.asynchronous else process_time
     checks, engine = StateChecks(()), job.engine
     times = np.zeros((rounds + 1, PERIOD))
     with (
@@ -46,12 +48,12 @@ def measure(settings: Settings, world: World, rounds: int) -> np.ndarray[Any, An
         for step in range(times.size):
             is_guarded = step % PERIOD == GUARDED
             engine.requires_guard = is_guarded
-            begin = process_time()
+            begin = clock()
             engine.step(batches, 0.0)
             engine.results(wait=True)
             if is_guarded:
                 checks.compare(job, step + 1)
-            times[divmod(step, PERIOD)] = process_time() - begin
+            times[divmod(step, PERIOD)] = clock() - begin
     return times[1:]
 
 
@@ -77,15 +79,15 @@ def main(rounds: int, **options: Any) -> None:
     guard.SHARE = 0.0  # Only those that are required.
     world = connect_ranks()
     settings = GivenSettings(
-        data="synthetic", crop=0, steps=PERIOD, digest_every=PERIOD, replay_every=PERIOD,
-        baseline_steps=0, **options,
+        data="synthetic", crop=0, steps=PERIOD, digest_every=PERIOD, baseline_steps=0,
+        replay_every=PERIOD if options["shards"] else None, **options,
     ).with_recipe()  # fmt: skip
     step, found = costs(measure(settings, world, rounds))
     if not world.is_rank_zero:
         return
     print(
         f"{settings.network}, batch {settings.batch_size}, {world.size} rank(s), "
-        f"{settings.shards} micro-shards: {1e3 * step:.3f} ms of CPU time per step; {rounds} rounds"
+        f"{settings.shards} micro-shards: {1e3 * step:.3f} ms per step; {rounds} rounds"
     )
     for (name, cost), every in zip(found.items(), (DIGEST_EVERY, REPLAY_EVERY), strict=True):
         low, median, high = (100 * each / every for each in cost)

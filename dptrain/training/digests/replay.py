@@ -110,7 +110,8 @@ class Replay:
     def __init__(self, replica: Replica, world: World, spec: RunSpec) -> None:
         self._replica, self._world, self._ranks = replica, world, spec.ranks
         self._every = spec.job.replay_every
-        self._hardware = [hardware(rank) for rank in spec.ranks]
+        # A BLAS library may add in another order with another number of cores.
+        self._hardware = [f"{hardware(rank)}, {rank.cores} cores" for rank in spec.ranks]
         self._again = _replica_of_one_shard(replica, spec.job.batch_size)
         self._digests = [GradientDigests(replica, row) for row in replica.gradient_slots]
         self._digests_again = GradientDigests(self._again, self._again.flat_gradients)

@@ -18,6 +18,8 @@ NETWORK = Network(
     (2, 6, 6),
     [Conv2d(3), BatchNorm2d(), ReLU(), Dropout(0.3), Conv2d(4), Flatten(), Dense(3)],
 )
+WITHOUT_STATISTICS = Network((2, 6, 6), [Conv2d(3), ReLU(), Flatten(), Dense(3)])
+
 AT = 3
 """Step after which a bit is flipped, in a replay of the next one."""
 
@@ -44,12 +46,13 @@ def trainer(callback: AfterStep | None = None, **settings: Any) -> Trainer:
     random = np.random.default_rng(1)
     x = random.standard_normal((40, 2, 6, 6)).astype(np.float32)
     given: dict[str, Any] = {
+        "network": NETWORK,
         "batch_size": 10, "shards": 4, "steps": 6, "replay_every": 2, "backend": "reference",
         "baseline_steps": 0, "validation": 0.0, "schedule": "constant", **settings,
     }  # fmt: skip
     callbacks = [] if callback is None else [callback]
     return Trainer(
-        NETWORK, (x, random.integers(0, 3, 40)), threads=1, progress=False, callbacks=callbacks,
+        given.pop("network"), (x, random.integers(0, 3, 40)), threads=1, progress=False, callbacks=callbacks,
         **given,
     )  # fmt: skip
 
@@ -104,7 +107,9 @@ def test_a_flipped_bit_is_found_before_the_update(
         {"backend": "numba", "recompute": True},
         {"batch_size": 7, "shards": 5},
         {"batch_size": 9, "shards": 8},  # The last minibatch has 4 samples.
-        {"clip_norm": 0.1, "freeze": "conv1", "mixup": 0.5},
+        {"clip_norm": 0.1, "freeze": "conv1", "mixup": 0.5, "class_weights": "balanced"},
+        {"network": WITHOUT_STATISTICS, "accumulate": 2, "optimizer": "lamb"},
+        {"backend": "numba", "average_weights": 0.9, "optimizer": "adam"},
     ],
 )
 def test_replays_change_nothing(settings: dict[str, Any]) -> None:
