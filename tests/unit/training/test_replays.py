@@ -50,11 +50,10 @@ def trainer(callback: AfterStep | None = None, **settings: Any) -> Trainer:
         "batch_size": 10, "shards": 4, "steps": 6, "replay_every": 2, "backend": "reference",
         "baseline_steps": 0, "validation": 0.0, "schedule": "constant", **settings,
     }  # fmt: skip
-    callbacks = [] if callback is None else [callback]
+    data = x, random.integers(0, 3, 40)
     return Trainer(
-        given.pop("network"), (x, random.integers(0, 3, 40)), threads=1, progress=False, callbacks=callbacks,
-        **given,
-    )  # fmt: skip
+        data=data, threads=1, progress=False, callbacks=[callback] if callback else [], **given
+    )
 
 
 def parameters(trained: Trainer) -> bytes:
