@@ -182,4 +182,10 @@ class GradientDigests:
         self.tensors = tuple(Tensor(GRADIENT, name) for name in names)
         self.tensors += tuple(Tensor(STEP_SUMS, SUMS[each]) for each in (LOSS, CORRECT))
         words = flat.dtype.itemsize // WORD_BYTES
-        self.compute = replica.backend.bind_digests(replica, flat[: ends[-1]], ends * words, 0)
+        self._flat, self._ends, self._memory = flat[: ends[-1]], ends, replica.memory
+        self.compute = replica.backend.bind_digests(replica, self._flat, ends * words, 0)
+
+    def are_finite(self) -> NDArray[np.bool_]:
+        """Return whether all numbers of each tensor are finite, bool (tensors,)."""
+        finite = np.isfinite(self._memory.download(self._flat))
+        return np.logical_and.reduceat(finite, self._ends[:-1])

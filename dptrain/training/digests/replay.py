@@ -8,7 +8,8 @@ statistics are those of the step, which every rank has. So wrong arithmetic is f
 that changed during a step.
 
 Only if digests differ, all ranks compute the part again that differs, and the minority is wrong.
-The job then ends on all ranks, before the update.
+The job then ends on all ranks, before the update. Tensors that are not finite in these computations
+are not compared, because the bits of a NaN depend on the instructions; then training diverges.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from dptrain.philox import philox
 from dptrain.plan.plan import with_micro_shards
 from dptrain.plan.shards import MicroShards, add_in_order, merge_table
 from dptrain.training.digests.differences import (
+    Difference,
     Digests,
     difference_text,
     find_difference,
@@ -142,14 +144,19 @@ class Replay:
         sent = {**samples, "digests": self._own_digests(recording)}
         received = exchange_arrays(world, sent, checker, owner)
         original = received.pop("digests")
-        found = self._compute(owner, batch, received, recording)
+        found, _ = self._compute(owner, batch, received, recording)
         different = world.all_gather_array(np.array([(found != original).any()])).reshape(-1)
-        if different.any():
-            blamed = checkers.index(int(np.flatnonzero(different)[0]))
-            of_pair = world.all_gather_json([original.tolist(), found.tolist()])[checkers[blamed]]
-            samples = broadcast_arrays(world, samples, blamed)
-            now = self._compute(blamed, batch, samples, recording)
-            self._raise(batch, recording, blamed, checkers[blamed], of_pair, now)
+        if not different.any():
+            return
+        pairs = world.all_gather_json([original.tolist(), found.tolist()])
+        for checker in np.flatnonzero(different).tolist():
+            owner = checkers.index(checker)
+            again = self._compute(owner, batch, broadcast_arrays(world, samples, owner), recording)
+            difference = self._vote(owner, checker, pairs[checker], *again, recording)
+            if difference is not None:
+                when = f"before the update of step {batch.step + 1}"
+                text = difference_text(difference, self._ranks, when, "from repeated computations")
+                raise CorruptedError(text)
 
     def _own_digests(self, recording: Recording) -> Digests:
         """Return the digests of what this rank has computed."""
@@ -158,8 +165,8 @@ class Replay:
 
     def _compute(
         self, owner: int, batch: Batch, arrays: dict[str, NDArray[Any]], recording: Recording
-    ) -> Digests:
-        """Return the digests of the part of a rank, which this rank computes.
+    ) -> tuple[Digests, NDArray[np.bool_]]:
+        """Compute the part of a rank; return its digests, and whether their tensors are finite.
 
         Args:
             owner: the rank.
@@ -189,46 +196,50 @@ class Replay:
             rows.append(passed)
             return again.flat_gradients.copy()
 
-        digests = []
+        digests, finite = [], []
         for first, last in shards.subtrees:
             gradients: Iterator[NDArray[Any]] = map(gradient, range(first, last))
             leaves = [(shard, shard + 1) for shard in range(first, last)]
             (total,) = add_in_order(gradients, merge_table(one.total, leaves))
             again.flat_gradients[:] = total
             digests.append(self._digests_again.compute())
+            finite.append(self._digests_again.are_finite())
         sums = [np.concatenate(each) for each in zip(*rows, strict=True)]
-        return np.concatenate([*digests, _digests_of(sums)])
+        finite.append(np.array([np.isfinite(each).all() for each in sums], bool))
+        return np.concatenate([*digests, _digests_of(sums)]), np.concatenate(finite)
 
-    def _raise(
+    def _vote(
         self,
-        batch: Batch,
-        recording: Recording,
         owner: int,
         checker: int,
-        of_pair: Sequence[Sequence[int]],
+        pair: Sequence[Sequence[int]],
         now: Digests,
-    ) -> None:
-        """Raise the error that names the ranks which are wrong, on every rank.
+        finite: NDArray[np.bool_],
+        recording: Recording,
+    ) -> Difference | None:
+        """Return which ranks are wrong; None if only tensors differ that are not finite.
 
         Args:
-            batch, recording: of the pass, on this rank.
             owner, checker: the ranks whose digests differ.
-            of_pair: the digests of these two ranks.
-            now: digests that this rank has computed after them.
+            pair: the digests of these two ranks.
+            now, finite: what this rank has computed after them.
+            recording: of the pass.
         """
-        first, second = (np.array(each, np.uint64) for each in of_pair)
+        world, (first, second) = self._world, (np.array(each, np.uint64) for each in pair)
         computed: dict[tuple[int, ...], Digests] = {(owner,): first, (checker, checker): second}
-        for rank, digests in enumerate(self._world.all_gather_array(now)):
+        compared = world.all_gather_array(finite).any(axis=0)
+        for rank, digests in enumerate(world.all_gather_array(now)):
             if self._hardware[rank] == self._hardware[owner]:
                 computed[rank, rank, rank] = digests
-        sums, gradients = len(recording.rows), self._digests_again.tensors
-        tensors = [*gradients] * ((len(first) - sums) // len(gradients))
-        tensors += [Tensor(STEP_SUMS, f"batch statistics {i + 1} of {sums}") for i in range(sums)]
-        difference = find_difference(tensors, computed)
-        assert difference is not None, "digests differ, and those of their tensors do not"
-        when = f"before the update of step {batch.step + 1}"
-        text = difference_text(difference, self._ranks, when, "from repeated computations")
-        raise CorruptedError(text)
+        num_sums, gradients = len(recording.rows), self._digests_again.tensors
+        tensors = [*gradients] * ((len(first) - num_sums) // len(gradients))
+        tensors += [
+            Tensor(STEP_SUMS, f"batch statistics {i + 1} of {num_sums}") for i in range(num_sums)
+        ]
+        return find_difference(
+            [tensor for tensor, is_compared in zip(tensors, compared, strict=True) if is_compared],
+            {ranks: digests[compared] for ranks, digests in computed.items()},
+        )
 
 
 def open_replay(replica: Replica, world: World, spec: RunSpec) -> Replay | None:

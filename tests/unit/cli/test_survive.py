@@ -54,7 +54,16 @@ def test_ranks_receive_the_flags_of_the_user(
     launcher.chmod(0o755)
     monkeypatch.chdir(tmp_path)
     given = ("--network", "mlp-5", "--nesterov", "--optimizer", "sgd", "--seed", "5")
-    words = ("train", "--survive", "-n", "3", "--launcher", f"{launcher} --hosts a,b", *given)
+    words = (
+        "train",
+        "--survive",
+        "--repair",
+        "-n",
+        "3",
+        "--launcher",
+        f"{launcher} --hosts a,b",
+        *given,
+    )
     assert run([*words, "--run-dir", "there", "--resume"], is_rank_zero=True) == 2
     made = (tmp_path / "launcher.words").read_text().split("\n")[:-1]
     assert made[:8] == ["--hosts", "a,b", "-n", "3", sys.executable, "-m", "dptrain", "train"]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dptrain import CorruptedError, Trainer, UserError
+from dptrain import CorruptedError, DivergedError, Trainer, UserError
 from dptrain.network import BatchNorm2d, Conv2d, Dense, Dropout, Flatten, Network, ReLU
 from dptrain.training.callbacks import AfterStep
 from dptrain.training.digests.replay import draw_checkers
@@ -133,3 +133,15 @@ def test_a_longer_run_begins_to_replay() -> None:
     assert trained.job.replay is None
     with pytest.raises(CorruptedError, match=f"of step {AT + 1}, "):
         trained.fit(epochs=1)
+
+
+@pytest.mark.parametrize("backend", ["numba", "reference"])
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_a_loss_that_is_not_finite_is_no_corruption(backend: str) -> None:
+    def grow(trained: Trainer, result: object) -> None:
+        for name, values in trained.parameters.items():
+            trained.job.replica.parameters[name] = values * 1e25
+
+    trained = trainer(AfterStep(grow), backend=backend, replay_every=1)
+    with pytest.raises(DivergedError, match="the loss is "):
+        trained.fit()
