@@ -20,6 +20,12 @@ from dptrain.errors import UserError
 MAX_TEXT_BYTES = 64 * 2**20
 """Largest settings or manifest file that is read; real ones have a few kilobytes."""
 
+FULL_DISK_OF = "_DPTRAIN_FULL_DISK_OF"
+"""Environment variable with a folder that `dptrain rehearse` lets seem to be on a full disk, as
+long as the folder has the file `FULL_DISK_FILE`."""
+
+FULL_DISK_FILE = ".full_disk"
+
 _NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 """Numbers that JSON lacks, by the string that represents each."""
 
@@ -55,12 +61,20 @@ def writing(
     if check is not None:
         check()
     try:
+        _refuse_if_rehearsed(path)
         yield
     except OSError as error:
         if check is not None:
             check()
         advice = f"{_ADVICE.get(error.errno, '')}choose another {flag}"
         raise UserError(f"cannot write {path}: {error.strerror or error}; {advice}") from error
+
+
+def _refuse_if_rehearsed(path: Path) -> None:
+    """Raise the error of a full disk if a rehearsal requests it; see `FULL_DISK_OF`."""
+    folder = Path(os.environ.get(FULL_DISK_OF) or os.devnull)
+    if (folder / FULL_DISK_FILE).exists() and folder in path.absolute().parents:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def sync(path: Path) -> None:

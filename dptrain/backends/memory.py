@@ -54,6 +54,17 @@ class Memory(Protocol):
     def host_copy(self, source: NDArray[Any]) -> NDArray[Any]:
         """Return a copy in host memory from which later uploads and downloads are fastest."""
 
+    def begin_download(self, source: NDArray[Any], out: NDArray[Any]) -> Callable[[], None]:
+        """Enqueue a copy to the host after all earlier work, next to later work.
+
+        Args:
+            source: not written meanwhile.
+            out: a `host_copy` of an array of the same shape and dtype.
+
+        Returns:
+            A function that waits for the copy, in any thread.
+        """
+
     def copy(self, target: NDArray[Any], source: NDArray[Any]) -> None:
         """Copy one array to another of the same shape and dtype, both in this memory."""
 
@@ -106,6 +117,10 @@ class HostMemory:
 
     def host_copy(self, source: NDArray[Any]) -> NDArray[Any]:
         return np.array(source)
+
+    def begin_download(self, source: NDArray[Any], out: NDArray[Any]) -> Callable[[], None]:
+        np.copyto(out, source)
+        return lambda: None
 
     def copy(self, target: NDArray[Any], source: NDArray[Any]) -> None:
         np.copyto(target, source)

@@ -55,9 +55,34 @@ class NamedArrays(Mapping[str, NDArray[Any]]):
 
     def copies(self) -> dict[str, NDArray[Any]]:
         """Return all items, which a device sends together."""
-        flat = self._memory.download(self._flat)
+        return self._named(self._memory.download(self._flat))
+
+    def _named(self, flat: NDArray[Any]) -> dict[str, NDArray[Any]]:
         slots = (self._slot(name) for name in self)
         return {slot.name: _copy(slot, flat[slot.start : slot.stop]) for slot in slots}
+
+    def staging(self) -> NDArray[Any]:
+        """Return host memory for `begin_copies`, pinned if they are on a GPU."""
+        return self._memory.host_copy(self._flat)
+
+    def begin_copies(self, staging: NDArray[Any]) -> Callable[[], dict[str, NDArray[Any]]]:
+        """Start to send all items to the host; on a device, later work does not wait for it.
+
+        Args:
+            staging: from `staging`; neither it nor the arrays are written meanwhile.
+
+        Returns:
+            A function that waits for the items, in any thread, and returns copies.
+        """
+        if not len(self):
+            return dict
+        wait = self._memory.begin_download(self._flat, staging)
+
+        def receive() -> dict[str, NDArray[Any]]:
+            wait()
+            return self._named(staging)
+
+        return receive
 
     def __setitem__(self, name: str, value: ArrayLike) -> None:
         slot = self._slot(name)

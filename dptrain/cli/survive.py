@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from signal import Signals
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -105,7 +104,7 @@ def survive(
     file: Path | None,
     *,
     verbose: bool = False,
-    planned: Sequence[tuple[str, Signals]] = (),
+    planned: Sequence[tuple[str, str]] = (),
 ) -> int:
     """Train on ranks that this process starts, as often as necessary; return the exit code.
 
@@ -113,7 +112,7 @@ def survive(
         values: the flags of `dptrain train`.
         file: the file of ``--config``.
         verbose: as in `dptrain train`.
-        planned: faults of a rehearsal, such as ``1@100``, with the signal of each.
+        planned: kinds and texts of the faults of a rehearsal, such as ``("kill", "1@100")``.
 
     Raises:
         UserError: a mistake in the flags, or there is no launcher.
@@ -133,7 +132,7 @@ def survive(
     ranks = survival["ranks"] or slots or available_cores()
     _check(chosen, ranks, survival["min_ranks"])
     launcher = find_launcher(parse_launcher(survival["launcher"]))
-    faults = [parse_fault(text, number, ranks) for text, number in planned]
+    faults = [parse_fault(kind, text, ranks) for kind, text in planned]
     if faults and not launcher.starts_here:
         raise UserError("rehearse signals ranks of this machine, which srun does not start")
     if hosts and launcher.is_srun:
@@ -150,7 +149,7 @@ def survive(
     )  # fmt: skip
     click.echo(_introduction(ranks, survival, chosen, run_dir))
     sys.stdout.flush()
-    rehearsal = Rehearsal(faults)
+    rehearsal = Rehearsal(faults, run_dir)
     supervisor = Supervisor(job, rehearsal)
     code = supervisor.run()
     if planned:

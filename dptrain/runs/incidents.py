@@ -14,14 +14,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from dptrain.files import read_regular, write_whole
+from dptrain.files import read_regular, write_whole, writing
 from dptrain.forms import form_of, read_object
 from dptrain.records import from_values
 from dptrain.runs.names import INCIDENTS
 
 PROGRESS = ".progress"
 
-_LINE_BYTES = 160
+_LINE_BYTES = 200
 
 
 @dataclass(frozen=True)
@@ -106,12 +106,14 @@ class RunProgress:
         steps_lost: steps after `first_step` that the start before had completed.
         resumed_s: seconds from the last complete step of the start before to the first one of this
             start; 0 if unknown.
+        batches: number of minibatches that rank 0 has evaluated.
     """
 
     step: int
     first_step: int
     steps_lost: int = 0
     resumed_s: float = 0.0
+    batches: int = 0
 
 
 class ProgressFile:
@@ -121,10 +123,15 @@ class ProgressFile:
 
     Args:
         folder: the run directory.
+
+    Raises:
+        UserError: the file cannot be created.
     """
 
     def __init__(self, folder: Path) -> None:
-        self._file = os.open(folder / PROGRESS, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        path = folder / PROGRESS
+        with writing(path):
+            self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
 
     def write(self, progress: RunProgress) -> None:
         """Replace the content; a full disk is ignored, because the next write may succeed."""

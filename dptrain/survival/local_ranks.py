@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
 from contextlib import suppress
-from pathlib import Path
 
 from dptrain.comm.watchdog.siblings import children, rank_of
 from dptrain.comm.watchdog.watch import is_stopped, process_state, start_time
@@ -42,30 +42,21 @@ class LocalRanks:
             else:
                 self._started[child] = rank, start_time(child)
 
-    def running(self) -> list[int]:
-        """Return the processes that have not ended."""
-        return [
-            pid
-            for pid, (_, started) in self._started.items()
-            if start_time(pid) == started and process_state(pid) != "Z"
-        ]
+    def running(self) -> Iterator[int]:
+        """Yield the processes that have not ended."""
+        for pid, (_, started) in self._started.items():
+            if start_time(pid) == started and process_state(pid) != "Z":
+                yield pid
 
     def process_of(self, rank: int) -> int | None:
         """Return the process of a rank; None if there is none."""
         return next((pid for pid in self.running() if self._started[pid][0] == rank), None)
 
-    def any_stopped(self) -> bool:
-        """Return True if a signal such as SIGSTOP has stopped one."""
-        return any(map(is_stopped, self.running()))
-
-    def processor_s(self) -> float:
-        """Return the processor time of those that run, in seconds."""
-        ticks = 0
-        for pid in self.running():
-            with suppress(OSError, ValueError, IndexError):
-                fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-                ticks += int(fields[11]) + int(fields[12])
-        return ticks / os.sysconf("SC_CLK_TCK")
+    def all_stopped(self) -> bool:
+        """Return True if a signal such as SIGSTOP has stopped all of them."""
+        running = self.running()
+        first = next(running, None)
+        return first is not None and is_stopped(first) and all(map(is_stopped, running))
 
     def __enter__(self) -> LocalRanks:
         return self

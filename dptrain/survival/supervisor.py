@@ -61,9 +61,11 @@ LONGEST_PAUSE_S = 60.0
 POLL_S = 0.1
 _REQUESTED = "another number of ranks was requested"
 _OUTPUT_S = 1.0
-_HANG_TIMEOUTS = 2
-_BUSY_SHARE = 0.01
-"""Part of a core that a job which makes progress uses at least."""
+_LONGEST_CHECK_S = 1.0
+"""Longest time between two looks at the ranks unless this process is stopped."""
+
+HANG_TIMEOUTS, LEAST_HANG_S = 2, 20.0
+"""Timeouts of a rank after which a job without progress hangs, and the shortest such time."""
 
 _CAUSE = re.compile(r"dptrain: (?!warning: |compiling |decoding )(?:rank (\d+) of \d+: )?(.*)")
 """A line of dptrain that is no notice, with the rank that it names."""
@@ -134,7 +136,7 @@ class Supervisor:
     """
 
     def __init__(self, job: Job, rehearsal: Rehearsal | None = None) -> None:
-        self.job, self._rehearsal = job, rehearsal or Rehearsal(())
+        self.job, self._rehearsal = job, rehearsal or Rehearsal((), job.run_dir)
         self.ranks, self.launcher = job.ranks, on_hosts(job.launcher, job.hosts)
         self._incidents = _read(job.run_dir)
         self._num_before = len(self._incidents)
@@ -155,7 +157,7 @@ class Supervisor:
         Raises:
             UserError: another process starts ranks for the run directory.
         """
-        with self._held():
+        with self._held(), self._rehearsal.environment():
             with self._signals():
                 code = self._run()
             self._finish()
@@ -261,7 +263,7 @@ class Supervisor:
             with os.fdopen(given, "wb") as errors:
                 child = stack.enter_context(Child(command, None, errors, os.environ))
             ranks = stack.enter_context(LocalRanks(child.pid))
-            hang = _Hang(ranks, _HANG_TIMEOUTS * job.timeout)
+            hang = Hang(max(HANG_TIMEOUTS * job.timeout, LEAST_HANG_S))
             passed = 0
             while (code := child.wait(POLL_S)) is None:
                 ranks.refresh()
@@ -277,8 +279,9 @@ class Supervisor:
                     passed = self._num_signals
                     # Every launcher passes this one on to the ranks, which then stop in order.
                     child.send(signal.SIGUSR1 if passed == 1 else signal.SIGTERM)
-                if hang.is_certain(progress):
-                    lines.add(f"dptrain: no step was completed for {hang.limit_s:.0f} s")
+                hang.check(progress, all_stopped=ranks.all_stopped())
+                if hang.cause:
+                    lines.end(hang.cause)
                     code = 1
                     break
         lines.wait(_OUTPUT_S)
@@ -290,10 +293,11 @@ class Supervisor:
         self, code: int, lines: _Lines, progress: RunProgress | None
     ) -> tuple[int, Fault | None]:
         """Return the exit code, and the fault unless training has ended."""
+        was_full = self._rehearsal.free_disk()
+        is_first = not self.incidents and not was_full
         if code == 0 and (self.job.run_dir / SUMMARY).exists():
             self._end_incident(progress, is_over=True)
             return 0, None
-        is_first = not self.incidents
         if code in (STOPPED, DIVERGED, INTERRUPTED) or (code == MISTAKE and is_first):
             return code, None
         if self._signal is not None:
@@ -415,21 +419,25 @@ class _Lines:
 
     def __init__(self, output: int) -> None:
         self._lines: list[tuple[str | None, str]] = []
+        self._cause = ""
         self._thread = threading.Thread(target=self._read, args=(output,), daemon=True)
         self._thread.start()
 
     def _read(self, output: int) -> None:
         with os.fdopen(output, "rb") as file:
             for line in file:
+                if self._cause:
+                    continue
                 with suppress(OSError):
                     os.write(2, line)
-                self.add(line.decode(errors="replace").rstrip("\n"))
+                found = _CAUSE.search(line.decode(errors="replace").rstrip("\n"))
+                if found is not None:
+                    self._lines.append((found[1], found[2]))
 
-    def add(self, line: str) -> None:
-        """Add a line that may state the cause."""
-        found = _CAUSE.search(line)
-        if found is not None:
-            self._lines.append((found[1], found[2]))
+    def end(self, cause: str) -> None:
+        """Print another cause; what is printed while the ranks are killed for it is left out."""
+        self._cause = cause
+        _print(cause)
 
     def wait(self, seconds: float) -> None:
         """Wait for the end of the output; a process that the launcher forgot may keep it open."""
@@ -440,43 +448,54 @@ class _Lines:
 
         Without any, they are None and "".
         """
+        if self._cause:
+            return None, self._cause
         found = [(None if rank is None else int(rank), text) for rank, text in self._lines]
         return next((each for each in found if each[0] is not None), (found or [(None, "")])[0])
 
 
-class _Hang:
-    """Notices that a job makes no progress and uses no processor.
+class Hang:
+    """Notices a job that makes no progress: no step, and no minibatch of an evaluation.
 
-    Ranks that wait for another one end themselves after their timeout. This is for a job that does
-    not: one rank alone, or a launcher that outlives its ranks. Evaluations and compilations take
-    long without a complete step, but use a processor.
+    Ranks that wait for another one end themselves after their timeout. This is for what they do not
+    notice: all ranks are stopped, or one rank alone hangs while it computes. Before the first step,
+    compilation and the preparation of data may take any time.
+
+    Only the time in which this process runs counts, so that `scontrol suspend` is no fault.
 
     Args:
-        ranks: of the launch.
         limit_s: time without progress.
+
+    Attributes:
+        cause: what was noticed; "" before.
     """
 
-    def __init__(self, ranks: LocalRanks, limit_s: float) -> None:
-        self.limit_s = limit_s
-        self._ranks = ranks
+    def __init__(self, limit_s: float) -> None:
+        self.cause = ""
+        self._limit_s = limit_s
         self._progress: RunProgress | None = None
-        self._since_s, self._used_s = time.monotonic(), 0.0
+        self._checked_at, self._elapsed_s, self._stopped_s = time.monotonic(), 0.0, 0.0
 
-    def is_certain(self, progress: RunProgress | None) -> bool:
-        """Return True if nothing has happened for `limit_s`.
+    def check(self, progress: RunProgress | None, *, all_stopped: bool) -> None:
+        """Set `cause` if the job hangs.
 
         Args:
-            progress: the present one.
+            progress: the present one; None before the first step.
+            all_stopped: whether a signal has stopped all ranks.
         """
-        elapsed_s = time.monotonic() - self._since_s
-        if progress == self._progress and (progress is None or elapsed_s < self.limit_s):
-            return False
-        used_s = self._ranks.processor_s()
-        is_idle = used_s - self._used_s < _BUSY_SHARE * elapsed_s and not self._ranks.any_stopped()
-        if progress == self._progress and is_idle:
-            return True
-        self._progress, self._since_s, self._used_s = progress, time.monotonic(), used_s
-        return False
+        now = time.monotonic()
+        passed_s, self._checked_at = min(now - self._checked_at, _LONGEST_CHECK_S), now
+        is_same = progress is not None and progress == self._progress
+        self._elapsed_s = self._elapsed_s + passed_s if is_same else 0.0
+        self._stopped_s = self._stopped_s + passed_s if all_stopped else 0.0
+        self._progress = progress
+        if self._stopped_s > self._limit_s:
+            self.cause = f"all ranks are stopped (SIGSTOP?), for {self._limit_s:.0f} s"
+        elif self._elapsed_s > self._limit_s:
+            self.cause = (
+                f"no step was completed for {self._limit_s:.0f} s; if one takes longer, use a "
+                "larger --timeout"
+            )
 
 
 def _only(found: list[str]) -> str | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,7 @@ from dptrain.training.output.board import (
 )
 from dptrain.training.output.display import Display
 from dptrain.training.output.loggers import LOGGERS, RunLogger, numbers
+from dptrain.training.persistence.checkpoints import replica_arrays
 from dptrain.training.persistence.snapshots import save_state
 
 if TYPE_CHECKING:
@@ -321,7 +323,8 @@ class Checkpoints(Callback):
             found = best.checkpoint if best.step > best.stored_step else None
             facts = job.checkpoint_facts().to_mapping()
             if found is not None or best.step != trainer.step:
-                save_state(job.run, found, trainer.step, job.replica, facts)
+                arrays = partial(replica_arrays, job.replica)
+                save_state(job.run, found, trainer.step, arrays, facts)
             best.stored_step = max(best.stored_step, best.step)
         self._written_at = monotonic()
 

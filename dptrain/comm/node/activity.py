@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 WORDS = ACTIVITY.size // 8
 """Words of a record: a cache line."""
 
-_PID, _STATE, _PHASE, _STEP, _WAITS, _POLLS = range(6)
+_PID, _STATE, _PHASE, _STEP, _WAITS, _POLLS, _BATCHES = range(7)
 
 TRAINING, CALLBACK, EVALUATING = range(1, 4)
 _PHASES = {
@@ -107,7 +107,7 @@ class Activity:
             with contextlib.suppress(OSError):
                 self._words = _map(folder / "activity", len(self._words) * 8)
         own = self._words[self._first : self._first + WORDS]
-        own[_STATE] = own[_PHASE] = own[_STEP] = own[_WAITS] = own[_POLLS] = 0
+        own[_STATE] = own[_PHASE] = own[_STEP] = own[_WAITS] = own[_POLLS] = own[_BATCHES] = 0
         own[_PID] = os.getpid()
         self._own = own
 
@@ -125,6 +125,16 @@ class Activity:
         """
         own = self._own
         own[_STEP], own[_PHASE] = step, phase
+
+    def count_batch(self) -> None:
+        """Record that this rank has evaluated another minibatch."""
+        self._own[_BATCHES] += 1
+
+    @property
+    def num_batches(self) -> int:
+        """Number of minibatches that this rank has evaluated."""
+        count: int = self._own[_BATCHES]
+        return count
 
     def begin_wait(self) -> None:
         """Record that this rank waits for other ranks."""

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +34,8 @@ from dptrain.training.evaluation.quality import Collector, Quality, make_collect
 
 if TYPE_CHECKING:
     from dptrain.training.evaluation.model import TrainedModel
+
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
@@ -175,10 +177,11 @@ def score(
     def batches() -> Iterable[Batch]:
         if first is not None:
             return kept_batches(replica, samples, indices, first)
-        return pixel_batches_of(replica, samples, indices) or (
+        found = pixel_batches_of(replica, samples, indices) or (
             Batch.of(x, y)._replace(samples=chosen)
             for chosen, x, y in batches_of(replica, samples, indices)
         )
+        return _counted(found, world)
 
     key = None if first is None else _kept_key(first, mine)
     totals = np.array(replica.score(batches, collect if collectors else None, key=key))
@@ -187,6 +190,13 @@ def score(
     has_labels = replica.plan.network.loss.targets != "values"
     accuracy = float(totals[1]) / count if has_labels else None
     return Score(float(totals[0]) / count, accuracy, count)
+
+
+def _counted(batches: Iterable[Item], world: World) -> Iterator[Item]:
+    """Yield minibatches, and count each when it was evaluated."""
+    for batch in batches:
+        yield batch
+        world.activity.count_batch()
 
 
 def prepare_score(
@@ -259,7 +269,8 @@ def _exact_score(
     # Loss, and 1 if the prediction is correct. The rows of other ranks are zero until the
     # all-reduce, which therefore rounds nothing.
     table = np.zeros((count, 2))
-    for chosen, x, y in batches_of(replica, samples, np.arange(count, dtype=np.int64)[mine]):
+    indices = np.arange(count, dtype=np.int64)[mine]
+    for chosen, x, y in _counted(batches_of(replica, samples, indices), world):
         table[chosen, 0], table[chosen, 1] = replica.evaluate_samples(x, y)
         for collector in collectors:
             collector.add(chosen, replica.output(), y)

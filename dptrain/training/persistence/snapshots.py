@@ -28,7 +28,7 @@ import secrets
 import shutil
 import tempfile
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,10 +42,10 @@ from dptrain.errors import UserError
 from dptrain.files import read_regular, write_whole
 from dptrain.memory import format_bytes
 from dptrain.training.persistence.checkpoints import (
+    Arrays,
     Checkpoint,
     CheckpointStore,
     named_arrays,
-    replica_arrays,
 )
 from dptrain.training.persistence.rundir import CHECKPOINTS, SNAPSHOTS, RunDirectory
 from dptrain.training.settings import Settings
@@ -187,10 +187,10 @@ def save_state(
     target: RunDirectory | SnapshotFolder,
     best: Checkpoint | None,
     step: int,
-    replica: Replica,
+    arrays: Callable[[], Arrays],
     facts: Mapping[str, Any],
 ) -> None:
-    """Write the state of a replica, and before it that of the best epoch.
+    """Write the state after a step, and before it that of the best epoch.
 
     The newest state is never older than the best one, so that a run which is resumed finds the best
     evaluation among those before.
@@ -199,7 +199,7 @@ def save_state(
         target: the run directory, or snapshots.
         best: the best state, if `target` does not have it.
         step: number of completed steps.
-        replica: between two steps.
+        arrays: returns the state, unless it is the best one; as for `CheckpointStore.save`.
         facts: as for `CheckpointStore.save`.
 
     Raises:
@@ -209,7 +209,7 @@ def save_state(
         path = target.save_checkpoint(best.step, best.arrays, best.facts)
         target.best.link(path, best.step)
     if best is None or best.step != step:
-        target.save_checkpoint(step, replica_arrays(replica), facts)
+        target.save_checkpoint(step, arrays(), facts)
 
 
 @dataclass(frozen=True)

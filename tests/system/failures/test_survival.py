@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -163,6 +164,50 @@ def test_a_stopped_rank_is_replaced(tmp_path: Path, expected: bytes) -> None:
 
 
 @pytest.mark.more
+def test_ranks_that_are_all_stopped_are_replaced(tmp_path: Path, expected: bytes) -> None:
+    job = Job(tmp_path, MPICH, "--timeout", "4")
+    job.wait_until_training()
+    for pid in job.ranks.values():
+        os.kill(pid, signal.SIGSTOP)
+    assert job.end() == 0, job.log.read_text()
+    assert last_state(job.run) == expected
+    (incident,) = read_incidents(job.run)
+    assert incident.cause == "all ranks are stopped (SIGSTOP?), for 20 s"
+
+
+ENDLESS = """
+import pathlib, sys
+if "--resume" in sys.orig_argv:
+    from dptrain import Trainer
+    after_step, hung = Trainer._after_step, pathlib.Path(__file__).with_name("hung")
+
+    def hang(trainer, result):
+        after_step(trainer, result)
+        if trainer.step == 40 and not hung.exists():
+            hung.touch()
+            while True:
+                pass
+
+    Trainer._after_step = hang
+"""
+"""A module that Python imports when it starts: the first process hangs after step 40."""
+
+
+@pytest.mark.more
+def test_a_rank_alone_that_hangs_while_it_computes_is_replaced(
+    tmp_path: Path, expected: bytes
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(ENDLESS)
+    launcher = replace(MPICH, environment={"PYTHONPATH": str(tmp_path)})
+    job = Job(tmp_path, launcher, "-n", "1", "--timeout", "4")
+    assert job.end() == 0, job.log.read_text()
+    assert last_state(job.run) == expected
+    (incident,) = read_incidents(job.run)
+    assert incident.cause.startswith("no step was completed for 20 s")
+    assert incident.step == 40
+
+
+@pytest.mark.more
 def test_it_is_not_started_by_mpirun(tmp_path: Path) -> None:
     done = launch("train", "--survive", ranks=2, cwd=tmp_path)
     assert done.returncode == 2
@@ -185,6 +230,18 @@ def test_a_rehearsal_shows_what_planned_faults_cost(tmp_path: Path) -> None:
     again = launch("rehearse", *words, *planned, "--run-dir", "run", cwd=tmp_path)
     assert again.returncode == 2
     assert "run has a run; choose another --run-dir for a rehearsal" in again.stderr
+
+
+@pytest.mark.more
+def test_a_rehearsed_full_disk_loses_nothing(tmp_path: Path, expected: bytes) -> None:
+    words = [word for word in TRAINING[1:] if word != "--survive"]
+    done = launch("rehearse", *words, "--full-disk", "23", "--run-dir", "run", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (incident,) = read_incidents(tmp_path / "run")
+    assert "No space left on device; free some space, or choose another" in incident.cause
+    assert incident.steps_lost <= SNAPSHOT_EVERY
+    assert last_state(tmp_path / "run") == expected
+    assert "No space left on device" in done.stdout, "the table"
 
 
 @pytest.mark.more

@@ -13,7 +13,7 @@ from numpy.typing import DTypeLike, NDArray
 from dptrain import Trainer
 from dptrain.backends.cuda.device.device import Array, Function, Macro
 from dptrain.network import BatchNorm2d, Conv2d, Dense, Flatten, MaxPool2d, Network, ReLU
-from dptrain.training.persistence import best_state
+from dptrain.training.persistence import state_copy
 from tests.emulator.emulator import Emulator, _host
 
 NETWORK = Network(
@@ -127,7 +127,7 @@ def test_an_evaluation_copies_within_the_device_alone(
         assert counts.pop("copies") == copies
         assert counts.pop("allocated bytes") <= 64 + (0 if average is None else 2 * average.nbytes)
         assert not counts
-    monkeypatch.setattr(best_state, "MOST_OF_FREE", 0.0)
+    monkeypatch.setattr(state_copy, "MOST_OF_FREE", 0.0)
     other = run(**CASES[case])
     other.fit()
     assert trainer.summary is not None

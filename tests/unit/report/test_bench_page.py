@@ -81,7 +81,8 @@ def test_each_number_of_the_page_is_in_the_file(seed: int, tmp_path: Path) -> No
     assert (paper / "values.tex").exists()
 
 
-def test_the_headline_is_the_highest_throughput() -> None:
+def test_the_headline_is_the_highest_throughput(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dptrain.report.studies.bench_page._plots", lambda *_: [])
     for seed in range(200):
         found = random_benchmark(seed)
         timed = [r for r in found.results if r.timing is not None]

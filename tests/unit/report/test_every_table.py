@@ -24,11 +24,10 @@ from dptrain.measure.statistics import Estimate
 from dptrain.report.comparisons.compare_page import compare_page
 from dptrain.report.comparisons.comparison import FILE, compare_runs
 from dptrain.report.elements.page import Page, render
-from dptrain.report.files import make_page, read_result, write_report
+from dptrain.report.files import make_page, read_result
 from dptrain.report.runs.run_record import TrainingRun
 from dptrain.scaling.analysis import analyse
 from dptrain.scaling.files import POINTS, write_study
-from dptrain.scaling.study import Study
 from dptrain.tables import Column, Number, Table
 from dptrain.tables.latex import latex
 from dptrain.tables.text import markdown
@@ -94,7 +93,6 @@ def bench(seed: int, folder: Path) -> None:
 
 
 KINDS: dict[str, Callable[[Path], None]] = {
-    "study": study,
     "threads": lambda folder: study(folder, threads=(1, 2)),
     "profile": profile,
     "run": run,
@@ -112,11 +110,21 @@ def comparison_of(tmp_path: Path) -> Page:
     return compare_page(found, results)
 
 
-@pytest.fixture(scope="module", params=[*KINDS, "comparison"])
+@pytest.fixture(scope="module")
+def studied(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Page]:
+    """A folder with a study, and its page."""
+    folder = tmp_path_factory.mktemp("study")
+    study(folder)
+    return folder, make_page(read_result(folder), folder)
+
+
+@pytest.fixture(scope="module", params=["study", *KINDS, "comparison"])
 def reported(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Path, Page]:
     """A folder with results, and its page."""
+    if request.param == "study":
+        return request.getfixturevalue("studied")  # type: ignore[no-any-return]
     folder = tmp_path_factory.mktemp("results")
     if request.param == "comparison":
         return folder, comparison_of(folder)
@@ -214,18 +222,19 @@ def test_each_quantity_is_defined(reported: tuple[Path, Page]) -> None:
             assert is_defined or not column.is_numeric, (table.name, column.head)
 
 
-def test_names_in_csv_are_those_of_the_files_of_a_study(tmp_path: Path) -> None:
-    study(tmp_path)
-    page = make_page(Study.read(tmp_path / "study.json"), tmp_path)
-    names = set((tmp_path / POINTS).read_text().splitlines()[0].split(","))
+def test_names_in_csv_are_those_of_the_files_of_a_study(studied: tuple[Path, Page]) -> None:
+    folder, page = studied
+    names = set((folder / POINTS).read_text().splitlines()[0].split(","))
     points = [table for table in tables(page) if table.name.startswith("points-")]
     assert len(points) == 2
     for table in points:
         assert set(table.to_csv().splitlines()[0].split(",")) <= names
 
 
-def test_headings_have_definitions_as_tooltips(tmp_path: Path) -> None:
-    study(tmp_path)
-    page = Reader(write_report(tmp_path))
-    titles = [names.get("title") for tag, names in page.elements if tag == "th"]
+def test_headings_have_definitions_as_tooltips(
+    studied: tuple[Path, Page], tmp_path: Path
+) -> None:  # fmt: skip
+    path = tmp_path / "page.html"
+    path.write_text(render(studied[1]))
+    titles = [names.get("title") for tag, names in Reader(path).elements if tag == "th"]
     assert "Throughput in samples/s over that of the smallest point." in titles

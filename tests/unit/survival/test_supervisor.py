@@ -16,18 +16,27 @@ from typing import Any
 import pytest
 
 from dptrain.errors import UserError
-from dptrain.runs.incidents import read_incidents
+from dptrain.files import FULL_DISK_OF, write_whole
+from dptrain.runs.incidents import RunProgress, read_incidents
 from dptrain.runs.resizing import request_ranks, take_request
 from dptrain.scaling.launching import Launcher
 from dptrain.survival import MOST_REPAIRS, supervisor
+from dptrain.survival.local_ranks import LocalRanks
 from dptrain.survival.nodes import on_hosts, parse_hosts, usable, within_allocation
-from dptrain.survival.rehearsal import PlannedFault, parse_fault
-from dptrain.survival.supervisor import Job, Supervisor
+from dptrain.survival.rehearsal import (
+    FULL_DISK,
+    KILL,
+    STOP,
+    PlannedFault,
+    Rehearsal,
+    parse_fault,
+)
+from dptrain.survival.supervisor import Hang, Job, Supervisor
 
 KILLED = "dptrain: rank 1 of 2: its process 7 on node3 was killed or exited in the middle"
 
 PROGRAM = """
-import json, pathlib, sys, time
+import json, os, pathlib, signal, subprocess, sys, time
 folder = pathlib.Path(__file__).parent
 run, count = folder / "run", folder / "count"
 number = int(count.read_text()) if count.exists() else 0
@@ -43,11 +52,19 @@ if "step" in does:
     time.sleep(0.3)
 print(does.get("says", ""), file=sys.stderr, flush=True)
 time.sleep(does.get("sleeps", 0))
+while does.get("computes"):
+    pass
+if does.get("stops"):
+    rank = subprocess.Popen(["sleep", "60"], env={**os.environ, "PMI_RANK": "0"})
+    os.kill(rank.pid, signal.SIGSTOP)
+    rank.wait()
 if not does["code"]:
     (run / "summary.json").write_text("{}")
 sys.exit(does["code"])
 """
-"""Does what the plan says for this start: reports a step, prints, waits, and ends with a code."""
+"""Does what the plan says for this start: reports a step, prints, waits or hangs, and ends with a
+code.
+"""
 
 
 def job(folder: Path, *plan: dict[str, Any], **changes: Any) -> Job:
@@ -183,13 +200,48 @@ def test_the_smallest_number_of_ranks_is_kept(
     assert "3 ranks are left, and --min-ranks is more" in capfd.readouterr().err
 
 
-def test_a_job_without_progress_that_uses_no_processor_is_started_again(tmp_path: Path) -> None:
-    hangs = {"step": 3, "sleeps": 60, "code": 0}
+@pytest.mark.parametrize(
+    ("hangs", "cause"),
+    [
+        ({"step": 3, "sleeps": 60}, "no step was completed for 1 s"),
+        ({"step": 3, "computes": True}, "no step was completed for 1 s"),
+        ({"stops": True}, "all ranks are stopped (SIGSTOP?), for 1 s"),
+    ],
+)
+def test_a_job_that_hangs_is_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hangs: dict[str, Any], cause: str
+) -> None:
+    monkeypatch.setattr(supervisor, "LEAST_HANG_S", 0.5)
+    plan = [{**hangs, "code": 0}, {"step": 4, "code": 0}]
     begin = time.monotonic()
-    assert Supervisor(job(tmp_path, hangs, {"step": 4, "code": 0}, timeout=0.5)).run() == 0
+    assert Supervisor(job(tmp_path, *plan, timeout=0.5)).run() == 0
     assert time.monotonic() - begin < 50
     (found,) = read_incidents(tmp_path / "run")
-    assert found.cause == "no step was completed for 1 s"
+    assert found.cause.startswith(cause)
+
+
+def test_only_time_in_which_the_supervisor_runs_counts_as_a_hang(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(supervisor.time, "monotonic", lambda: clock[0])
+
+    def passes(seconds: float, progress: RunProgress | None, *, stopped: bool = False) -> str:
+        clock[0] += seconds
+        hang.check(progress, all_stopped=stopped)
+        return hang.cause
+
+    hang = Hang(2.5)
+    assert not any(passes(1.0, None) for _ in range(9)), "compilation may take any time"
+    assert not passes(1.0, RunProgress(1, 0))
+    assert not passes(1e6, RunProgress(1, 0)), "this process was stopped"
+    assert not passes(1.0, RunProgress(1, 0))
+    assert not passes(1.0, RunProgress(1, 0, batches=1)), "an evaluation"
+    assert not passes(1e6, RunProgress(1, 0, batches=1), stopped=True)
+    assert not passes(1.0, RunProgress(1, 0, batches=1), stopped=True)
+    assert "all ranks are stopped" in passes(1.0, RunProgress(1, 0, batches=1), stopped=True)
+    hang = Hang(2.5)
+    assert [bool(passes(1.0, RunProgress(1, 0))) for _ in range(4)] == [False, False, False, True]
 
 
 @pytest.mark.parametrize(
@@ -247,12 +299,39 @@ def test_slurm_names_the_nodes_that_are_left(
 
 
 def test_planned_faults_name_a_rank_and_a_step() -> None:
-    assert parse_fault("2@100", signal.SIGSTOP, 3) == PlannedFault(signal.SIGSTOP, 2, 100)
+    assert parse_fault(STOP, "2@100", 3) == PlannedFault(STOP, 100, 2)
+    assert parse_fault(FULL_DISK, "100", 3) == PlannedFault(FULL_DISK, 100)
     for text in ("2", "2@", "@1", "a@1", "-1@2", "1@1e9"):
         with pytest.raises(UserError, match="expected RANK@STEP, such as 1@100"):
-            parse_fault(text, signal.SIGKILL, 3)
+            parse_fault(KILL, text, 3)
+    for text in ("1@5", "x", "-1", ""):
+        with pytest.raises(UserError, match=f"--full-disk is '{text}'; expected STEP"):
+            parse_fault(FULL_DISK, text, 3)
     with pytest.raises(UserError, match="--kill is 3@5, but the ranks are 0 to 2"):
-        parse_fault("3@5", signal.SIGKILL, 3)
+        parse_fault(KILL, "3@5", 3)
+
+
+def test_a_rehearsed_full_disk_is_only_that_of_the_run_directory(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    (run / "checkpoints").mkdir(parents=True)
+    rehearsal = Rehearsal([PlannedFault(FULL_DISK, 5)], run)
+    with rehearsal.environment(), LocalRanks(os.getpid()) as none:
+        for step in (None, 4):
+            rehearsal.act(none, step)
+            assert rehearsal.left
+        write_whole(run / "a", "1")
+        rehearsal.act(none, 5)
+        assert not rehearsal.left
+        for path in (run / "a", run / "checkpoints" / "b"):
+            with pytest.raises(UserError, match=f"cannot write {path}: No space left on device"):
+                write_whole(path, "2")
+        write_whole(tmp_path / "c", "3")
+        assert rehearsal.free_disk()
+        assert not rehearsal.free_disk()
+        write_whole(run / "a", "4")
+        rehearsal.act(none, 6)
+        assert (run / "a").read_text() == "4"
+    assert FULL_DISK_OF not in os.environ
 
 
 def test_a_user_changes_the_number_of_ranks(

@@ -300,6 +300,11 @@ class Device(ABC):
         """Return a copy in host memory from which later uploads and downloads are fastest."""
         return self.download(source)
 
+    def begin_download(self, source: Array, out: NDArray[Any]) -> Callable[[], None]:
+        """Enqueue a copy to the host; see `Memory.begin_download`."""
+        self.download(source, out)
+        return lambda: None
+
     @abstractmethod
     def function(self, file: str, name: str, **defines: Macro) -> Function:
         """Return a kernel. It is compiled meanwhile, unless it was compiled before.

@@ -76,6 +76,7 @@ class GPU(Device):
             name: cupy.cuda.Stream(non_blocking=True)
             for name in (WEIGHT_STREAM, SUM_STREAM, LOAD_STREAM)
         }
+        self._download_stream = cupy.cuda.Stream(non_blocking=True)
         self._busy: list[Any] = []
         own = cupy.cuda.runtime.runtimeGetVersion() // 1000
         # A driver that supports CuPy's CUDA version runs code of that version's compiler.
@@ -164,6 +165,17 @@ class GPU(Device):
 
     def host_copy(self, source: Array) -> NDArray[Any]:
         return self.download(source, self.pinned_memory(source.nbytes).view(source.dtype))
+
+    def begin_download(self, source: Array, out: NDArray[Any]) -> Callable[[], None]:
+        self.join_streams()
+        stream, runtime = self._download_stream, self.cupy.cuda.runtime
+        stream.wait_event(self.stream.record(self.event()))
+        addresses = out.ctypes.data, self.address(source)
+        runtime.memcpyAsync(*addresses, source.nbytes, runtime.memcpyDeviceToHost, stream.ptr)
+        # A thread that waits for it sleeps.
+        done = stream.record(self.cupy.cuda.Event(block=True, disable_timing=True))
+        wait: Callable[[], None] = done.synchronize
+        return wait
 
     def function(self, file: str, name: str, **defines: Macro) -> Function:
         source = self._modules.request(file, defines)

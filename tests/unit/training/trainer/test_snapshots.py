@@ -124,7 +124,7 @@ def test_a_process_that_outlives_its_successor_changes_no_snapshot(
 
     for killed_at in (8, 23):  # The first time, the old process is ahead of its successor.
         run(folder, killed_at=18, after_step=start_another)
-        assert "no more snapshots" in capsys.readouterr().err
+        assert "no new snapshot on" in capsys.readouterr().err
         (kept,) = memory[0].iterdir()
         expected = (killed_at - 1) // 5 * 5
         assert SnapshotFolder(kept).newest_step == (expected if expected > 5 else -1)
@@ -212,7 +212,7 @@ def test_a_full_disk_ends_snapshots_and_not_the_run(
     trainer = run(tmp_path / "run")
     assert trainer.step == trainer.job.spec.steps
     error = capsys.readouterr().err
-    assert error.count("no more snapshots on") == 1
+    assert error.count("no new snapshot on") == 1
     assert "No space left on device" in error
 
 
