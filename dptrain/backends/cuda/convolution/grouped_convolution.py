@@ -257,7 +257,7 @@ class DepthwiseConvolution(GroupedConvolution):
     @classmethod
     def wgrad_buffers(cls, group: Group, setting: Setting) -> dict[str, BufferSpec]:
         tile = DepthwiseTile.of(Case(group, setting, Phase.BACKWARD_WEIGHT))
-        shape = tile.wgrad_blocks(setting.batch_size), gradient_size(group)
+        shape = tile.wgrad_blocks(setting.summed_samples), gradient_size(group)
         return {"partial": BufferSpec(shape, "float32")}
 
     def forward(self) -> Kernel:
@@ -323,7 +323,7 @@ class TensorGroupedConvolution(GroupedConvolution):
     @classmethod
     def wgrad_buffers(cls, group: Group, setting: Setting) -> dict[str, BufferSpec]:
         tile = grouped_tiles.choose(Case(group, setting, Phase.BACKWARD_WEIGHT))
-        shape = tile.blocks(setting.batch_size), gradient_size(group)
+        shape = tile.blocks(setting.summed_samples), gradient_size(group)
         return {"partial": BufferSpec(shape, "float32")}
 
     def forward(self) -> Kernel:
@@ -394,5 +394,5 @@ def _wgrad_split(group: Group, setting: Setting) -> SplitK:
     """Return the split-K of the weight gradient, the sum over the pixels of a batch."""
     filters, *sides = group.head.output_maps
     threads = ceil_div(group.head.parameters[0].size + filters, THREADS) * THREADS
-    terms = setting.batch_size * math.prod(sides)
+    terms = setting.summed_samples * math.prod(sides)
     return split_terms(terms, threads, limits_of(setting))
