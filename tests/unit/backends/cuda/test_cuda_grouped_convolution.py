@@ -86,9 +86,7 @@ def test_groups_equal_the_reference(name: str, precision: str) -> None:
 
 
 @pytest.mark.parametrize("precision", ["bf16", pytest.param("tf32", marks=pytest.mark.more)])
-def test_tiles_consist_of_several_samples(
-    precision: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tiles_consist_of_several_samples(precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The last tile of five samples is not full; strides of the input gradient are uneven."""
 
     def choose(case: Case) -> grouped_tiles.GroupedTile:
