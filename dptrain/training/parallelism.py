@@ -97,6 +97,15 @@ class ParallelismSettings(SettingGroup[UntilRecipe, UntilStart]):
         otherwise="100; 0 on GPUs, where its cost has not been measured",
         at_least=0,
     )
+    replay_every: int | UntilStart = setting(
+        "parallelism",
+        None,
+        "Steps between two replays, with --shards on CPUs: each rank computes the micro-shards of "
+        "another one again, or its own if it is alone, and their gradients must have the same bits "
+        "before the update. 0 makes none.",
+        otherwise="100 with --shards on CPUs; 0 without",
+        at_least=0,
+    )
     baseline_steps: int = setting(
         "measurement",
         10,

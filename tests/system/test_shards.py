@@ -63,10 +63,10 @@ CASES: dict[str, tuple[Any, ...]] = {
     "without": ("--momentum", 0.9, "--shards", 0),
 }  # fmt: skip
 METHODS: dict[str, tuple[Any, ...]] = {
-    "shared": (),
-    "mpi": ("--transport", "mpi"),
-    "central": ("--strategy", "central"),
-    "passes2": ("--accumulate", 2, "--transport", "mpi"),
+    "shared": ("--replay-every", 2),
+    "mpi": ("--transport", "mpi", "--replay-every", 1),
+    "central": ("--strategy", "central", "--replay-every", 4),
+    "passes2": ("--accumulate", 2, "--transport", "mpi", "--replay-every", 3),
     "passes4": ("--accumulate", 4),
 }
 
