@@ -284,6 +284,8 @@ class Supervisor:
         is_first = not self.incidents and not was_full
         if code == 0 and (self.job.run_dir / SUMMARY).exists():
             self._end_incident(progress, is_over=True)
+            if self._requested is not None:
+                _print("training ended before its number of ranks could change")
             return 0, None
         if code in (STOPPED, DIVERGED, INTERRUPTED) or (code == MISTAKE and is_first):
             return code, None

@@ -330,6 +330,26 @@ def test_a_user_changes_the_number_of_ranks(
     assert "another number of ranks was requested; starting 7 ranks" in capfd.readouterr().err
 
 
+def test_a_request_during_the_last_step_is_mentioned(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    made = job(tmp_path, {"step": 3, "sleeps": 3, "code": 0})
+    ignore = "import signal; signal.signal(signal.SIGUSR1, signal.SIG_IGN)"
+    (tmp_path / "launcher.py").write_text(PROGRAM.replace("folder =", f"{ignore}\nfolder =", 1))
+    asks = in_another_process(
+        tmp_path,
+        """
+        while not (run / ".progress").exists():
+            time.sleep(0.01)
+        request_ranks(run, 7)
+    """,
+    )
+    assert Supervisor(made).run() == 0
+    assert asks.wait(60) == 0
+    assert ranks_of(tmp_path) == [4]
+    assert "training ended before its number of ranks could change" in capfd.readouterr().err
+
+
 def test_a_request_that_nobody_takes_is_withdrawn(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="so its number of ranks cannot change"):
         request_ranks(tmp_path, 3)
