@@ -7,7 +7,8 @@ other value if the element is moved across the kink by as little as rounding mov
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,8 +20,8 @@ MARGIN = 16.0
 """Distance of an element from a kink that counts as rounding, relative to the largest error of
 PyTorch in float32 in the same channel of the same call: other algorithms round otherwise."""
 
-TRIALS = 60
-"""Elements that are tried at most, the nearest first."""
+TRIALS = 100
+"""Elements that are tried at most, those of the last calls first."""
 
 POINTS = {
     "relu": (0.0,), "relu6": (0.0, 6.0), "leaky_relu": (0.0,), "prelu": (0.0,), "abs": (0.0,),
@@ -57,17 +58,25 @@ class Kinks(TorchFunctionMode):
         moves: elements that are moved across.
         single: `inputs` of a run in float32. If they are passed, this run in float64 adds the
             elements near a kink to `near`.
+
+    Attributes:
+        first_uses: number of calls before the first use of a parameter or of a weight that a module
+            computes, by `id`.
     """
 
     def __init__(self, moves: Collection[Kink] = (), single: Sequence[Any] | None = None) -> None:
         super().__init__()
         self.inputs, self.near = list[Any](), list[Kink]()
+        self.first_uses = dict[Any, int]()
         self._moves, self._single, self._num_calls = moves, single, 0
 
     def __torch_function__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         kwargs, name = kwargs or {}, getattr(function, "__name__", "").strip("_")
+        for each in (*args, *kwargs.values()):
+            if isinstance(each, nn.Parameter) or (name == "conv2d" and each is args[1]):
+                self.first_uses.setdefault(id(each), self._num_calls)
         if name not in POINTS or not isinstance(args[0], torch.Tensor):
             return function(*args, **kwargs)
         call, x = self._num_calls, args[0].detach()
@@ -146,39 +155,64 @@ def _near_in_windows(
     return index, 2.0 * gap.flatten()[found], crossed, distance[found]
 
 
+@dataclass(frozen=True)
+class Distance:
+    """Distance between two gradients.
+
+    Attributes:
+        squares: sums of squares of differences by the number of calls before the first use of a
+            parameter.
+    """
+
+    squares: Mapping[int, float]
+
+    def __float__(self) -> float:
+        return math.sqrt(sum(self.squares.values()))
+
+    def after(self, call: int) -> float:
+        """Return the distance of the parameters that are first used just before a call or later."""
+        first = max((each for each in self.squares if each <= call), default=0)
+        return math.sqrt(sum(x for number, x in self.squares.items() if number >= first))
+
+
 def explain(
-    error: Callable[[Collection[Kink]], float], near: Collection[Kink], limit: float
-) -> tuple[float, Collection[Kink]]:
-    """Move elements across kinks, one more at a time, as long as this makes an error smaller.
+    distance: Callable[[frozenset[Kink]], Distance],
+    near: Collection[Kink],
+    limit: Callable[[int], float],
+) -> frozenset[Kink]:
+    """Return elements that make a distance small if they are moved across kinks.
+
+    The gradient of a parameter that is used after a kink does not depend on it. Calls are therefore
+    searched from the last to the first one, and those before which all gradients agree have no
+    kink that matters.
 
     Args:
-        error: distance from gradients that PyTorch computes with elements moved.
+        distance: from the gradients that PyTorch computes with elements moved.
         near: elements near kinks.
-        limit: error at which the search ends.
-
-    Returns:
-        The smallest error that was found, and the elements that are moved for it.
+        limit: the distance after a call that counts as rounding. A third of it before a kink can
+            become more before others, so the search goes on until the distance of all is less.
     """
-    found = list[tuple[float, frozenset[Kink]]]()
-
-    def enough(moves: frozenset[Kink]) -> bool:
-        found.append((error(moves), moves))
-        return found[-1][0] <= limit
-
-    def smallest() -> tuple[float, frozenset[Kink]]:
-        return min(found, key=lambda each: each[0])
-
-    if enough(frozenset()) or enough(frozenset(each for each in near if each.crossed)):
-        return smallest()
-    _, start = smallest()
-    tried = sorted(near, key=lambda each: each.distance)[:TRIALS]
-    # Moves that change little by themselves come last: the others decide whether they help.
-    singles = dict[Kink, float]()
-    for kink in tried:
-        if enough(start ^ {kink}):
-            return smallest()
-        singles[kink] = found[-1][0]
-    for kink in sorted(singles, key=singles.__getitem__):
-        if enough(smallest()[1] ^ {kink}):
+    trials, by_call, moved = TRIALS, dict[int, list[Kink]](), frozenset[Kink]()
+    for kink in sorted(near, key=lambda each: each.distance):
+        by_call.setdefault(kink.call, []).append(kink)
+    smallest = distance(moved)
+    if float(smallest) > limit(0):
+        crossed = frozenset(each for each in near if each.crossed)
+        smallest, moved = min(((smallest, moved), (distance(crossed), crossed)),
+                              key=lambda pair: float(pair[0]))  # fmt: skip
+    for call in sorted(by_call, reverse=True):
+        if float(smallest) <= limit(0):
             break
-    return smallest()
+        if smallest.after(call) <= limit(call) / 3:
+            continue
+        tried = by_call[call][: max(trials, 0)]
+        trials -= len(tried)
+        singles = {kink: distance(moved ^ {kink}).after(call) for kink in tried}
+        # The others decide whether those help that change little by themselves.
+        for kink in sorted(singles, key=singles.__getitem__):
+            found = distance(moved ^ {kink})
+            if found.after(call) < smallest.after(call):
+                smallest, moved = found, moved ^ {kink}
+            if smallest.after(call) <= limit(call) / 3:
+                break
+    return moved

@@ -35,10 +35,15 @@ class Parts:
     merges: NDArray[np.int64]
 
     @classmethod
+    def of_ranks(cls, ranks: int) -> Parts:
+        """Return one partial sum of each rank, which are added in the order of ranks."""
+        return cls((1,) * ranks, np.minimum(np.arange(ranks, dtype=np.int64), 1))
+
+    @classmethod
     def of(cls, plan: Plan, ranks: int) -> Parts:
         """Return the partial sums of a plan on so many ranks."""
         if plan.micro_shards is None:
-            return cls((1,) * ranks, np.minimum(np.arange(ranks, dtype=np.int64), 1))
+            return cls.of_ranks(ranks)
         total = plan.micro_shards.total
         owners = plan.micro_shards.counts
         bounds = [shards_of_rank(total, rank, ranks, owners) for rank in range(ranks)]
@@ -86,7 +91,8 @@ class StatisticsSum(ABC):
     def enqueue(self, statistics: SummedStatistics) -> None:
         """Replace statistics in device memory by their sums over all ranks.
 
-        They are added in the order of ranks. Only sums for devices implement this.
+        They are added in the order of ranks. With micro-shards they are rows of numbers, which are
+        0 on all ranks but one, so that the sum collects them. Only sums for devices implement this.
         """
         raise NotImplementedError(f"{type(self).__name__} sums in host memory")
 

@@ -55,7 +55,10 @@ class MpiStatisticsSum(StatisticsSum):
 
     def __init__(self, world: World, plan: Plan, memory: Memory) -> None:
         super().__init__(world)
-        self._parts, self._memory = Parts.of(plan, world.size), memory
+        # The kernels of a device add micro-shards.
+        by_rank = memory.asynchronous
+        self._parts = Parts.of_ranks(world.size) if by_rank else Parts.of(plan, world.size)
+        self._memory = memory
         assert world.comm is not None
         # Sums of gradients are in progress on the communicator of the world.
         world.barrier()  # It has a time limit, unlike the call that follows.
