@@ -92,7 +92,7 @@ def gradient_error(found: OnnxNetwork, module: Any, size: int) -> GradientError:
 
     crossed = frozenset(each for each in searched.near if each.crossed)
     theirs, of_own = distance(single, crossed), cache(partial(distance, own))
-    moved = explain(of_own, searched.near, lambda call: LARGEST_RATIO * theirs.after(call))
+    moved = explain(of_own, searched.near, theirs, LARGEST_RATIO)
     norm = np.sqrt(sum(np.sum(double[name] ** 2) for name in own))
     errors = (float(each) / norm for each in (of_own(moved), theirs, of_own(frozenset())))
     return GradientError(*errors, len(moved))

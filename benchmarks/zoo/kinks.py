@@ -169,50 +169,57 @@ class Distance:
     def __float__(self) -> float:
         return math.sqrt(sum(self.squares.values()))
 
-    def after(self, call: int) -> float:
-        """Return the distance of the parameters that are first used just before a call or later."""
-        first = max((each for each in self.squares if each <= call), default=0)
-        return math.sqrt(sum(x for number, x in self.squares.items() if number >= first))
+    def exceeds(self, other: Distance, number: int, ratio: float) -> bool:
+        """Return whether it is more than `ratio` times another one for some parameters."""
+        return self.squares[number] > ratio**2 * other.squares[number]
 
 
 def explain(
     distance: Callable[[frozenset[Kink]], Distance],
     near: Collection[Kink],
-    limit: Callable[[int], float],
+    rounding: Distance,
+    ratio: float,
 ) -> frozenset[Kink]:
     """Return elements that make a distance small if they are moved across kinks.
 
     The gradient of a parameter that is used after a kink does not depend on it. Calls are therefore
-    searched from the last to the first one, and those before which all gradients agree have no
-    kink that matters.
+    searched from the last to the first one, and those before which gradients agree have no kink
+    that matters. Of the parameters that a kink changes, those that are used last decide whether it
+    is crossed.
 
     Args:
         distance: from the gradients that PyTorch computes with elements moved.
         near: elements near kinks.
-        limit: the distance after a call that counts as rounding. A third of it before a kink can
-            become more before others, so the search goes on until the distance of all is less.
+        rounding: distance of PyTorch in float32.
+        ratio: the search ends when the distance is that many times `rounding`.
     """
     trials, by_call, moved = TRIALS, dict[int, list[Kink]](), frozenset[Kink]()
     for kink in sorted(near, key=lambda each: each.distance):
         by_call.setdefault(kink.call, []).append(kink)
-    smallest = distance(moved)
-    if float(smallest) > limit(0):
+    now, large = distance(moved), ratio / 3
+    best = float(now), moved
+    if best[0] > ratio * float(rounding):
         crossed = frozenset(each for each in near if each.crossed)
-        smallest, moved = min(((smallest, moved), (distance(crossed), crossed)),
-                              key=lambda pair: float(pair[0]))  # fmt: skip
+        now, moved = min(((now, moved), (distance(crossed), crossed)), key=lambda x: float(x[0]))
     for call in sorted(by_call, reverse=True):
-        if float(smallest) <= limit(0):
+        if float(now) <= ratio * float(rounding):
             break
-        if smallest.after(call) <= limit(call) / 3:
+        before = [call] if call in now.squares else [x for x in now.squares if x < call]
+        if not any(now.exceeds(rounding, each, large) for each in before):
             continue
         tried = by_call[call][: max(trials, 0)]
         trials -= len(tried)
-        singles = {kink: distance(moved ^ {kink}).after(call) for kink in tried}
-        # The others decide whether those help that change little by themselves.
-        for kink in sorted(singles, key=singles.__getitem__):
-            found = distance(moved ^ {kink})
-            if found.after(call) < smallest.after(call):
-                smallest, moved = found, moved ^ {kink}
-            if smallest.after(call) <= limit(call) / 3:
-                break
-    return moved
+        gains = dict[Kink, tuple[float, int]]()
+        for kink in tried:
+            found = distance(moved ^ {kink}).squares
+            changed = [each for each, square in rounding.squares.items()
+                       if abs(found[each] - now.squares[each]) > 9.0 * square]  # fmt: skip
+            if changed:
+                last = max(changed)
+                gains[kink] = found[last] / now.squares[last], last
+        for kink, (_, last) in sorted(gains.items(), key=lambda each: each[1]):
+            trial = distance(moved ^ {kink})
+            if now.exceeds(rounding, last, large) and trial.squares[last] < now.squares[last]:
+                now, moved = trial, moved ^ {kink}
+        best = min(best, (float(now), moved), key=lambda each: each[0])
+    return min(best, (float(now), moved), key=lambda each: each[0])[1]

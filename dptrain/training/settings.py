@@ -338,7 +338,9 @@ class GivenSettings(SettingGroups[None, None]):
             begins_with_weights=self.weights is not None,
         )
         if self.data is None and chosen.data is None:
-            raise UserError(f"network '{self.network}' has no default data; try --data npz:FILE")
+            raise UserError(
+                f"network '{self.network}' has no default data; try --data folder:DIR or npz:FILE"
+            )
         filled, origins = self.from_recipe(chosen), dict(self.origins)
         self._refuse_without_effect(filled)
         for name, value in filled.items():

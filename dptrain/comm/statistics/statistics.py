@@ -35,15 +35,10 @@ class Parts:
     merges: NDArray[np.int64]
 
     @classmethod
-    def of_ranks(cls, ranks: int) -> Parts:
-        """Return one partial sum of each rank, which are added in the order of ranks."""
-        return cls((1,) * ranks, np.minimum(np.arange(ranks, dtype=np.int64), 1))
-
-    @classmethod
     def of(cls, plan: Plan, ranks: int) -> Parts:
         """Return the partial sums of a plan on so many ranks."""
         if plan.micro_shards is None:
-            return cls.of_ranks(ranks)
+            return cls((1,) * ranks, np.minimum(np.arange(ranks, dtype=np.int64), 1))
         total = plan.micro_shards.total
         owners = plan.micro_shards.counts
         bounds = [shards_of_rank(total, rank, ranks, owners) for rank in range(ranks)]

@@ -470,6 +470,20 @@ def test_published_weights_choose_the_network_and_its_normalisation(
     assert [node.name for node in other.network.nodes][:1] == ["conv1"]
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_onnx_files_choose_the_network_and_its_normalisation(
+    torch_model: nn.Module, tmp_path: Path
+) -> None:
+    from benchmarks.zoo.sources import export
+
+    path = tmp_path / "weights.onnx"
+    export(torch_model, path, 64, "torchscript")
+    assert network_of_weights(path) == "resnet18"
+    assert size_of_weights(get_network("resnet18"), path) == ((3, 224, 224), 1000, True)
+    path.write_bytes(b"damaged")
+    assert network_of_weights(path) is None
+
+
 def test_files_of_dptrain_keep_their_normalisation(tmp_path: Path) -> None:
     network, path = get_network("mobilenet-v1", outputs=3), tmp_path / "own.safetensors"
     assert network_of_weights(path) is None

@@ -112,7 +112,8 @@ __device__ inline bool is_last_of(unsigned blocks, unsigned* ticket) {
 
 // The same for the blocks of a column. tickets (gridDim.z, gridDim.y).
 __device__ inline bool is_last_block(unsigned* tickets) {
-    return is_last_of(gridDim.x, tickets + blockIdx.z * gridDim.y + blockIdx.y);
+    unsigned* ticket = tickets + blockIdx.z * gridDim.y + blockIdx.y;
+    return is_last_of(gridDim.x, ticket);
 }
 
 template <int SUMS> struct Doubles {
