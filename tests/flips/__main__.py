@@ -45,7 +45,7 @@ from tests.flips.state import judge_job, try_replicas, work_on_job, work_undistu
 MOST_PER_JOB = 25
 """Trials that one start of the ranks makes."""
 
-MOST_STEPS = 5000
+MOST_STEPS = 2000
 """Steps of an undisturbed job."""
 
 
