@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +68,7 @@ def gradient_error(found: OnnxNetwork, module: Any, size: int) -> GradientError:
     Raises:
         ValueError: a parameter of the ONNX file is no weight of the module.
     """
-    from benchmarks.zoo.kinks import Kink, Kinks, explain
+    from benchmarks.zoo.kinks import Distance, Kink, Kinks, explain
 
     x, y = minibatch(size, found.network.num_outputs)
     replica = _replica(found, training=True)
@@ -79,15 +80,22 @@ def gradient_error(found: OnnxNetwork, module: Any, size: int) -> GradientError:
     searched = Kinks(single=recorded.inputs)
     _, double = _torch_gradients(module, x, y, "float64", searched)
 
-    def exact(moves: Collection[Kink]) -> Arrays:
-        return _torch_gradients(module, x, y, "float64", Kinks(moves))[1] if moves else double
+    def distance(gradients: Arrays, moves: frozenset[Kink]) -> Distance:
+        kinks = Kinks(moves)
+        exact = _torch_gradients(module, x, y, "float64", kinks)[1] if moves else double
+        squares = dict[int, float]()
+        for name in own:
+            call = searched.first_uses[name]
+            difference = float(np.sum((gradients[name] - exact[name]) ** 2))
+            squares[call] = squares.get(call, 0.0) + difference
+        return Distance(squares)
 
-    crossed = exact([each for each in searched.near if each.crossed])
-    theirs = _distance({name: single[name] for name in own}, crossed)
-    error, moved = explain(
-        lambda moves: _distance(own, exact(moves)), searched.near, LARGEST_RATIO * theirs
-    )
-    return GradientError(error, theirs, _distance(own, double), len(moved))
+    crossed = frozenset(each for each in searched.near if each.crossed)
+    theirs, of_own = distance(single, crossed), cache(partial(distance, own))
+    moved = explain(of_own, searched.near, theirs, LARGEST_RATIO)
+    norm = np.sqrt(sum(np.sum(double[name] ** 2) for name in own))
+    errors = (float(each) / norm for each in (of_own(moved), theirs, of_own(frozenset())))
+    return GradientError(*errors, len(moved))
 
 
 def _key(values: Any) -> bytes:
@@ -130,6 +138,7 @@ def _torch_gradients(
         outputs = module(torch.tensor(x, dtype=dtype))
     nn.functional.cross_entropy(outputs, torch.tensor(y).long()).backward()
     found = {name: each for name, each in weights.items() if each.grad is not None}
+    kinks.first_uses = {name: kinks.first_uses.get(id(each), 0) for name, each in found.items()}
     return (
         {name: each.detach().float().numpy() for name, each in found.items()},
         {name: each.grad.double().numpy().copy() for name, each in found.items()},
@@ -164,14 +173,6 @@ def _by_torch_name(
     if unknown:
         raise ValueError(f"{len(unknown)} parameters are none of the module, {unknown[0]} first")
     return own
-
-
-def _distance(gradients: Arrays, exact: Arrays) -> float:
-    """Return the norm of the difference, relative to that of the exact gradients."""
-    squares = [(np.sum((g - exact[name]) ** 2), np.sum(exact[name] ** 2))
-               for name, g in gradients.items()]  # fmt: skip
-    difference, norm = np.sum(squares, axis=0)
-    return float(np.sqrt(difference / norm))
 
 
 def losses_of_training(found: OnnxNetwork, size: int) -> tuple[float, float]:

@@ -7,7 +7,8 @@ other value if the element is moved across the kink by as little as rounding mov
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,8 +20,8 @@ MARGIN = 16.0
 """Distance of an element from a kink that counts as rounding, relative to the largest error of
 PyTorch in float32 in the same channel of the same call: other algorithms round otherwise."""
 
-TRIALS = 60
-"""Elements that are tried at most, the nearest first."""
+TRIALS = 100
+"""Elements that are tried at most, those of the last calls first."""
 
 POINTS = {
     "relu": (0.0,), "relu6": (0.0, 6.0), "leaky_relu": (0.0,), "prelu": (0.0,), "abs": (0.0,),
@@ -57,17 +58,25 @@ class Kinks(TorchFunctionMode):
         moves: elements that are moved across.
         single: `inputs` of a run in float32. If they are passed, this run in float64 adds the
             elements near a kink to `near`.
+
+    Attributes:
+        first_uses: number of calls before the first use of a parameter or of a weight that a module
+            computes, by `id`.
     """
 
     def __init__(self, moves: Collection[Kink] = (), single: Sequence[Any] | None = None) -> None:
         super().__init__()
         self.inputs, self.near = list[Any](), list[Kink]()
+        self.first_uses = dict[Any, int]()
         self._moves, self._single, self._num_calls = moves, single, 0
 
     def __torch_function__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         kwargs, name = kwargs or {}, getattr(function, "__name__", "").strip("_")
+        for each in (*args, *kwargs.values()):
+            if isinstance(each, nn.Parameter) or (name == "conv2d" and each is args[1]):
+                self.first_uses.setdefault(id(each), self._num_calls)
         if name not in POINTS or not isinstance(args[0], torch.Tensor):
             return function(*args, **kwargs)
         call, x = self._num_calls, args[0].detach()
@@ -146,39 +155,71 @@ def _near_in_windows(
     return index, 2.0 * gap.flatten()[found], crossed, distance[found]
 
 
+@dataclass(frozen=True)
+class Distance:
+    """Distance between two gradients.
+
+    Attributes:
+        squares: sums of squares of differences by the number of calls before the first use of a
+            parameter.
+    """
+
+    squares: Mapping[int, float]
+
+    def __float__(self) -> float:
+        return math.sqrt(sum(self.squares.values()))
+
+    def exceeds(self, other: Distance, number: int, ratio: float) -> bool:
+        """Return whether it is more than `ratio` times another one for some parameters."""
+        return self.squares[number] > ratio**2 * other.squares[number]
+
+
 def explain(
-    error: Callable[[Collection[Kink]], float], near: Collection[Kink], limit: float
-) -> tuple[float, Collection[Kink]]:
-    """Move elements across kinks, one more at a time, as long as this makes an error smaller.
+    distance: Callable[[frozenset[Kink]], Distance],
+    near: Collection[Kink],
+    rounding: Distance,
+    ratio: float,
+) -> frozenset[Kink]:
+    """Return elements that make a distance small if they are moved across kinks.
+
+    The gradient of a parameter that is used after a kink does not depend on it. Calls are therefore
+    searched from the last to the first one, and those before which gradients agree have no kink
+    that matters. Of the parameters that a kink changes, those that are used last decide whether it
+    is crossed.
 
     Args:
-        error: distance from gradients that PyTorch computes with elements moved.
+        distance: from the gradients that PyTorch computes with elements moved.
         near: elements near kinks.
-        limit: error at which the search ends.
-
-    Returns:
-        The smallest error that was found, and the elements that are moved for it.
+        rounding: distance of PyTorch in float32.
+        ratio: the search ends when the distance is that many times `rounding`.
     """
-    found = list[tuple[float, frozenset[Kink]]]()
-
-    def enough(moves: frozenset[Kink]) -> bool:
-        found.append((error(moves), moves))
-        return found[-1][0] <= limit
-
-    def smallest() -> tuple[float, frozenset[Kink]]:
-        return min(found, key=lambda each: each[0])
-
-    if enough(frozenset()) or enough(frozenset(each for each in near if each.crossed)):
-        return smallest()
-    _, start = smallest()
-    tried = sorted(near, key=lambda each: each.distance)[:TRIALS]
-    # Moves that change little by themselves come last: the others decide whether they help.
-    singles = dict[Kink, float]()
-    for kink in tried:
-        if enough(start ^ {kink}):
-            return smallest()
-        singles[kink] = found[-1][0]
-    for kink in sorted(singles, key=singles.__getitem__):
-        if enough(smallest()[1] ^ {kink}):
+    trials, by_call, moved = TRIALS, dict[int, list[Kink]](), frozenset[Kink]()
+    for kink in sorted(near, key=lambda each: each.distance):
+        by_call.setdefault(kink.call, []).append(kink)
+    now, large = distance(moved), ratio / 3
+    best = float(now), moved
+    if best[0] > ratio * float(rounding):
+        crossed = frozenset(each for each in near if each.crossed)
+        now, moved = min(((now, moved), (distance(crossed), crossed)), key=lambda x: float(x[0]))
+    for call in sorted(by_call, reverse=True):
+        if float(now) <= ratio * float(rounding):
             break
-    return smallest()
+        before = [call] if call in now.squares else [x for x in now.squares if x < call]
+        if not any(now.exceeds(rounding, each, large) for each in before):
+            continue
+        tried = by_call[call][: max(trials, 0)]
+        trials -= len(tried)
+        gains = dict[Kink, tuple[float, int]]()
+        for kink in tried:
+            found = distance(moved ^ {kink}).squares
+            changed = [each for each, square in rounding.squares.items()
+                       if abs(found[each] - now.squares[each]) > 9.0 * square]  # fmt: skip
+            if changed:
+                last = max(changed)
+                gains[kink] = found[last] / now.squares[last], last
+        for kink, (_, last) in sorted(gains.items(), key=lambda each: each[1]):
+            trial = distance(moved ^ {kink})
+            if now.exceeds(rounding, last, large) and trial.squares[last] < now.squares[last]:
+                now, moved = trial, moved ^ {kink}
+        best = min(best, (float(now), moved), key=lambda each: each[0])
+    return min(best, (float(now), moved), key=lambda each: each[0])[1]

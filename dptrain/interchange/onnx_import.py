@@ -52,10 +52,12 @@ class OnnxNetwork:
     Attributes:
         network: the network.
         arrays: float32, parameters and statistics by name, in canonical shape.
+        is_own: True if dptrain wrote the file.
     """
 
     network: Network
     arrays: dict[str, NDArray[np.float32]]
+    is_own: bool
 
 
 def read_onnx(path: Path) -> OnnxNetwork:
@@ -86,7 +88,7 @@ def _read(graph: ReadGraph, stem: str) -> OnnxNetwork:
     name = graph.metadata.get("dptrain.network", stem) if graph.is_own else stem
     if loss is None:
         loss = _default_loss(Network.from_nodes(shape, specs, MeanSquaredError(), "network"))
-    return OnnxNetwork(Network.from_nodes(shape, specs, loss, name), arrays)
+    return OnnxNetwork(Network.from_nodes(shape, specs, loss, name), arrays, graph.is_own)
 
 
 def _input(graph: ReadGraph) -> tuple[str, Shape]:

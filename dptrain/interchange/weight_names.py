@@ -11,7 +11,9 @@ from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 
+from dptrain.errors import UserError
 from dptrain.files import MAX_TEXT_BYTES, parse_json, read_regular, require_regular
+from dptrain.foreign import is_onnx
 from dptrain.network.adaptation import NORMALIZATION, output_layer
 from dptrain.network.layers import Shape
 from dptrain.network.network import Network
@@ -92,23 +94,32 @@ def network_of_weights(path: str | os.PathLike[str]) -> str | None:
     reading its numbers raises the error.
 
     Args:
-        path: a safetensors file, or a run directory.
+        path: a safetensors or ONNX file, or a run directory.
 
     Returns:
         None if they are of none, or of several.
     """
     path = Path(path)
-    with suppress(OSError, ValueError, KeyError, TypeError, SafetensorError):
+    with suppress(OSError, ValueError, KeyError, TypeError, SafetensorError, UserError):
         if path.is_dir():
             found = parse_json(read_regular(path / SPECIFICATION, MAX_TEXT_BYTES))["job"]["network"]
             return found if found in NETWORKS else None
-        require_regular(path)
-        with safe_open(path, framework="numpy") as file:
-            names = [name for name in file.keys() if not name.endswith(IGNORED_SUFFIX)]  # noqa: SIM118
-            shapes = {name: tuple(file.get_slice(name).get_shape()) for name in names}
+        shapes = _shapes(path)
         known = [name for name, entry in NETWORKS.items() if _is_of(entry.build(), shapes)]
         return known[0] if len(known) == 1 else None
     return None
+
+
+def _shapes(path: Path) -> dict[str, Shape]:
+    """Return the shapes of the arrays of a safetensors or ONNX file by name."""
+    if is_onnx(path):
+        from dptrain.interchange.onnx_files import read_onnx_file
+
+        return {name: values.shape for name, values in read_onnx_file(path).arrays.items()}
+    require_regular(path)
+    with safe_open(path, framework="numpy") as file:
+        names = [name for name in file.keys() if not name.endswith(IGNORED_SUFFIX)]  # noqa: SIM118
+        return {name: tuple(file.get_slice(name).get_shape()) for name in names}
 
 
 def _is_of(network: Network, shapes: Mapping[str, Shape]) -> bool:

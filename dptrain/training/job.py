@@ -218,7 +218,7 @@ class Job:
         shards = passes["micro_shards"]
         if shards is not None and counts:
             passes["micro_shards"] = MicroShards.of_rank(
-                shards.total, rank, world.size, counts=counts
+                shards.total, rank, world.size, counts=counts, batch_size=shards.batch_size
             )
             counts = ()
         return Sampler(
@@ -627,7 +627,9 @@ def _micro_shards(
             "and with --shards these samples depend on the number of ranks; remove one of the two, "
             "or use a network without batch normalisation"
         )
-    return MicroShards.of_rank(chosen.shards, world.rank, world.size, passes, counts)
+    return MicroShards.of_rank(
+        chosen.shards, world.rank, world.size, passes, counts, chosen.batch_size
+    )
 
 
 def _local_batch(chosen: Settings, world: World, shards: MicroShards | None, counts: Counts) -> int:

@@ -60,7 +60,7 @@ class ParallelismSettings(SettingGroup[UntilRecipe, UntilStart]):
         0,
         "Micro-shards of a minibatch, at least one for each rank. Their "
         "gradients are summed in a fixed order, so that results do not depend on the number of "
-        "ranks and threads (backends numba and reference). 0 sums in the fastest order.",
+        "ranks and threads (not backend cudnn). 0 sums in the fastest order.",
         at_least=0,
     )
     balance: str = setting(

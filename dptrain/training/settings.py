@@ -189,6 +189,11 @@ class JobSettings(
     def refuse_contradictions(self) -> None:
         """Raise `UserError` if settings of one group, or of several, contradict each other."""
         super().refuse_contradictions()
+        if self.shards and self.tune:
+            raise UserError(
+                f"--tune selects kernels by measurements, but --shards {self.shards} requires "
+                "results that do not depend on the machine; remove one of the two"
+            )
         if self.batch_size is not None and self.shards > self.batch_size:
             raise UserError(
                 f"--shards is {self.shards}, but --batch-size is {self.batch_size}; use at most "
@@ -333,7 +338,9 @@ class GivenSettings(SettingGroups[None, None]):
             begins_with_weights=self.weights is not None,
         )
         if self.data is None and chosen.data is None:
-            raise UserError(f"network '{self.network}' has no default data; try --data npz:FILE")
+            raise UserError(
+                f"network '{self.network}' has no default data; try --data folder:DIR or npz:FILE"
+            )
         filled, origins = self.from_recipe(chosen), dict(self.origins)
         self._refuse_without_effect(filled)
         for name, value in filled.items():

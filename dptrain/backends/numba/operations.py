@@ -311,7 +311,10 @@ class Drop(_Single[Dropout]):
 
 
 class DropSamples(_Single[StochasticDepth]):
-    """Stochastic depth: one choice of `dptrain.philox` for each sample, in place if possible."""
+    """Stochastic depth: one choice of `dptrain.philox` for each sample, in place if possible.
+
+    Backward draws again, because with recomputation it belongs to another instance.
+    """
 
     in_place: ClassVar[bool] = True
 
@@ -325,7 +328,16 @@ class DropSamples(_Single[StochasticDepth]):
         self._factors = np.ones(self.setting.batch_size, np.float32)
 
     def forward(self) -> StageKernel:
-        launch, factors, rate = self._launch("x", "y"), self._factors, self.layer.rate
+        return self._stage("x", "y")
+
+    def backward(self) -> StageKernel:
+        return self._stage("dy", "dx")
+
+    def _stage(self, source: str, target: str) -> StageKernel:
+        bind, grain = self.thread_pool.bind, grain_of(self.size)
+        arrays = self.rows(source), self.rows(target), self._factors
+        launch = bind(elementwise.scale_samples, *arrays, grain=grain)
+        factors, rate = self._factors, self.layer.rate
         draw = partial(dropout_keep, rate, 1, seed=self.seed, layer=self.group.head.index)
 
         def prepare(context: Context) -> None:
@@ -336,14 +348,6 @@ class DropSamples(_Single[StochasticDepth]):
             launch.set(context.n)
 
         return StageKernel((launch,), prepare, every_step=True)
-
-    def backward(self) -> StageKernel:
-        return each(self._launch("dy", "dx"), 1)
-
-    def _launch(self, source: str, target: str) -> Launch:
-        bind, grain = self.thread_pool.bind, grain_of(self.size)
-        arrays = self.rows(source), self.rows(target), self._factors
-        return bind(elementwise.scale_samples, *arrays, grain=grain)
 
 
 def pool_of(node: Node, *argmax: NDArray[Any]) -> Pool:

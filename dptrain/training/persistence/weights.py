@@ -259,7 +259,8 @@ def _open(path: Path) -> Iterator[_Source]:
     elif is_onnx(path):
         from dptrain.interchange.onnx_files import read_onnx_file
 
-        yield _source_of(read_onnx_file(path).arrays)
+        found = read_onnx_file(path)
+        yield _source_of(found.arrays, is_foreign=not found.is_own)
     else:
         with _safetensors(path) as file:
             names = [n for n in file.keys() if not n.endswith(IGNORED_SUFFIX)]  # noqa: SIM118
@@ -273,9 +274,9 @@ def _open(path: Path) -> Iterator[_Source]:
             )
 
 
-def _source_of(arrays: Mapping[str, NDArray[Any]]) -> _Source:
+def _source_of(arrays: Mapping[str, NDArray[Any]], *, is_foreign: bool = False) -> _Source:
     shapes = {name: values.shape for name, values in arrays.items()}
-    return _Source(shapes, dict.fromkeys(shapes, TYPES[0]), arrays.__getitem__)
+    return _Source(shapes, dict.fromkeys(shapes, TYPES[0]), arrays.__getitem__, is_foreign)
 
 
 @contextmanager

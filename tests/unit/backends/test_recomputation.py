@@ -7,7 +7,7 @@ import pytest
 
 import dptrain.api
 from dptrain.backends import load_backend
-from dptrain.backends.replica import Replica
+from dptrain.backends.replica import Kernel, Replica
 from dptrain.network import (
     GELU,
     Add,
@@ -24,9 +24,11 @@ from dptrain.network import (
     NodeSpec,
     ReLU,
     Sigmoid,
+    StochasticDepth,
 )
+from dptrain.network.random_batch import random_batch
 from dptrain.plan import Adam, MicroShards
-from dptrain.plan.lowering import Phase
+from dptrain.plan.lowering import FORWARD_PHASES, Group, Phase
 from tests.unit.backends import cases
 from tests.unit.backends.cases import Case
 from tests.unit.backends.cuda.gemm_tile import use_one_gemm_tile
@@ -43,7 +45,7 @@ CHAIN = Network(
 
 
 def _blocks() -> Network:
-    """Residual blocks with batch normalisation, dropout, and a concatenation."""
+    """Residual blocks with batch normalisation, dropout, stochastic depth, and a concatenation."""
     nodes = [NodeSpec(Conv2d(8, bias=False), "start")]
     before = "start"
     for i in range(4):
@@ -51,7 +53,10 @@ def _blocks() -> Network:
             NodeSpec(Conv2d(8, bias=False), f"a{i}", (before,)), NodeSpec(BatchNorm2d(), f"n{i}"),
             NodeSpec(ReLU(), f"r{i}"), NodeSpec(Dropout(0.2), f"p{i}"),
             NodeSpec(Conv2d(8, bias=False), f"b{i}"), NodeSpec(BatchNorm2d(), f"m{i}"),
-            NodeSpec(Add(), f"s{i}", (f"m{i}", before)), NodeSpec(ReLU(), f"end{i}"),
+            # In the others, addition and ReLU belong to the normalisation.
+            *[NodeSpec(StochasticDepth(0.4), f"m{i}-kept")][: i % 2],
+            NodeSpec(Add(), f"s{i}", (f"m{i}" + "-kept" * (i % 2), before)),
+            NodeSpec(ReLU(), f"end{i}"),
         ]  # fmt: skip
         before = f"end{i}"
     nodes += [
@@ -115,6 +120,33 @@ def test_results_have_the_same_bits(network: Network, backend: str, precision: s
     assert again.plan.arena_bytes < kept.plan.arena_bytes
     for expected, actual in zip(_train(kept), _train(again), strict=True):
         np.testing.assert_array_equal(actual, expected)
+
+
+@pytest.mark.more
+@pytest.mark.parametrize("backend", ["numba", "reference"])
+def test_directions_share_nothing_but_buffers(
+    backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Recomputation binds the directions of a group apart, whatever its layers are."""
+
+    def gradients(case: Case) -> list[np.ndarray]:
+        replica = dptrain.api.make_replica(case.network, backend, case.batch_size)
+        x, y = random_batch(case.network, case.batch_size)
+        replica.forward_backward(x, y, step=1)
+        return [np.copy(replica.gradients[name]) for name in replica.gradients]
+
+    together = {case: gradients(case) for case in cases.CASES if case.is_implemented(backend)}
+
+    def bind_apart(self: Replica, group: Group) -> dict[Phase, Kernel]:
+        own = [s.phase for s in self.plan.stages if s.group == group.name]
+        forward = [phase for phase in own if phase in FORWARD_PHASES]
+        backward = [phase for phase in own if phase not in (*forward, Phase.BACKWARD_ADD)]
+        return {**self._bind_phases(group, forward), **self._bind_phases(group, backward)}
+
+    monkeypatch.setattr(Replica, "_bind_group", bind_apart)
+    for case, expected in together.items():
+        for one, other in zip(expected, gradients(case), strict=True):
+            np.testing.assert_array_equal(one, other, case.name)
 
 
 @pytest.mark.parametrize(("network", "backend", "precision"), _variants(sharded=True))

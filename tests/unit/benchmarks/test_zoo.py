@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
@@ -109,7 +110,7 @@ def test_fixed_and_computed_weights_are_compared(make: Any, tmp_path: Path) -> N
 def test_an_element_near_a_kink_explains_a_gradient_but_no_other(
     function: str, arguments: tuple[Any, ...], point: float | None
 ) -> None:
-    from benchmarks.zoo.kinks import Kinks, explain
+    from benchmarks.zoo.kinks import Distance, Kinks, explain
 
     class Shifted(torch.nn.Conv2d):  # type: ignore[name-defined, misc]
         def forward(self, x: Any) -> Any:
@@ -136,18 +137,22 @@ def test_an_element_near_a_kink_explains_a_gradient_but_no_other(
     place = 36 * (4 * 1 + 2)
     (kink,) = (each for each in searched.near if each.index in (place, place + 1))
     other = gradients("float64", Kinks({kink}))
+    rounding = Distance(dict.fromkeys(searched.first_uses.values(), 1e-20))
     for factor in (1.0, 1.01):
-        own = {name: factor * values for name, values in other.items()}
-        found, moved = explain(
-            lambda moves, own=own: checks._distance(own, gradients("float64", Kinks(moves))),
-            searched.near,
-            1e-9,
-        )
+
+        def distance(moves: frozenset[Any], factor: float = factor) -> Distance:
+            found = gradients("float64", Kinks(moves))
+            return Distance(
+                {
+                    searched.first_uses[name]: float(np.sum((factor * values - found[name]) ** 2))
+                    for name, values in other.items()
+                }
+            )
+
+        found = explain(distance, searched.near, rounding, 1.0)
         if factor == 1.0:
-            assert set(moved) == {kink}
-            assert found <= 1e-9
-        else:
-            assert found > 0.009
+            assert found == {kink}
+        assert (float(distance(found)) <= 1e-9) == (factor == 1.0)
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -470,6 +470,20 @@ def test_published_weights_choose_the_network_and_its_normalisation(
     assert [node.name for node in other.network.nodes][:1] == ["conv1"]
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_onnx_files_choose_the_network_and_its_normalisation(
+    torch_model: nn.Module, tmp_path: Path
+) -> None:
+    from benchmarks.zoo.sources import export
+
+    path = tmp_path / "weights.onnx"
+    export(torch_model, path, 64, "torchscript")
+    assert network_of_weights(path) == "resnet18"
+    assert size_of_weights(get_network("resnet18"), path) == ((3, 224, 224), 1000, True)
+    path.write_bytes(b"damaged")
+    assert network_of_weights(path) is None
+
+
 def test_files_of_dptrain_keep_their_normalisation(tmp_path: Path) -> None:
     network, path = get_network("mobilenet-v1", outputs=3), tmp_path / "own.safetensors"
     assert network_of_weights(path) is None
@@ -537,7 +551,8 @@ def test_a_dry_run_states_the_weights_and_refuses_those_of_a_smaller_network(
     path = tmp_path / "w.safetensors"
     shapes = expected_shapes(get_network(known))
     save_file({name: np.ones(shape, np.float32) for name, shape in shapes.items()}, path)
-    command = ["train", "--network", "resnet56", "--weights", str(path), "--data", "shapes"]
+    command = ["train", "--network", "resnet56", "--weights", str(path)]
+    command += ["--data", "shapes?samples=500"]
     code = run([*command, "--backend", "null", "--dry-run"], is_rank_zero=True)
     found = capsys.readouterr()
     if known == "resnet56":
