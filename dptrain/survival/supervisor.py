@@ -313,8 +313,8 @@ class Supervisor:
             return self._stopped(), None
         rank, cause = lines.cause()
         if CORRUPTION in cause:
-            rank, host = _only(_CORRUPT_RANK.findall(cause)), _only(_CORRUPT_HOST.findall(cause))
-            rank = None if rank is None else int(rank)
+            named, host = _only(_CORRUPT_RANK.findall(cause)), _only(_CORRUPT_HOST.findall(cause))
+            rank = None if named is None else int(named)
         else:
             host = _only(_HOST.findall(f"{cause} ")[:1])
         return code, Fault(
