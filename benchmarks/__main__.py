@@ -19,6 +19,7 @@ SUBJECTS = {
     "gains": ("step.gains", "what an algorithm gains for a step"),
     "chunks": ("step.chunks", "where the threads of a step spend their time"),
     "first-step": ("step.first_step", "time to the first step, with and without a cache"),
+    "checks": ("step.check_cost", "what the checks for silent corruption cost"),
     "timing-cost": ("step.timing_cost", "what the clock readings of training cost"),
     "unequal": ("step.unequal", "unequal workers that train together"),
     "ladder-cpu": ("ladder.cpu", "simple convolutions on one core"),

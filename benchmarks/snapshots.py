@@ -2,12 +2,13 @@
 
     python -m benchmarks.snapshots model0@256 resnet20@128 resnet50@64 --threads 1 --minutes 2
 
-A round is as many steps without a snapshot as one interval has, and the same number with one at
-their end. The interval is the default one, which follows from the time of snapshots, or that of
-``--every``: with short intervals the cost of a snapshot is larger than the noise of the steps. A
-line has medians over the rounds: how much longer the steps with a snapshot take, which includes its
-effect on the steps around it; how long training waits for it; and the time of its write, which on a
-device is next to training. The first figure at the default interval is about 0.5% x cost / wait.
+A round is a snapshot with as many steps after it as one interval has, and the same number of steps
+without a snapshot. The interval is the default one, which follows from the time of snapshots, or
+that of ``--every``: with short intervals the cost of a snapshot is larger than the noise of the
+steps. A line has medians over the rounds: how much longer the steps with a snapshot take, which
+includes its effect on the steps around it; how long training waits for it; and the time of its
+write, which on a device is next to training. The first figure at the default interval is about 0.5%
+x cost / wait.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from __future__ import annotations
 import argparse
 import math
 import statistics
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -41,7 +41,7 @@ class Rounds(Callback):
 
     def __init__(self, seconds: float) -> None:
         self._seconds, self._num_saved, self._end_at = seconds, 0, math.inf
-        self._resumes, self._began = -1, 0.0
+        self._began, self._ends = 0.0, [-1, -1]
         self.without, self.with_one, self.waits = list[float](), list[float](), list[float]()
         self.intervals, self.writes = list[int](), list[float]()
 
@@ -52,34 +52,35 @@ class Rounds(Callback):
         def timed(trainer: Trainer) -> None:
             begin = time.perf_counter()
             save(trainer)
-            now = time.perf_counter()
             self._num_saved += 1
-            if self._num_saved <= WARM:
-                self._end_at = now + self._seconds
-                if self._num_saved < WARM:
-                    return
-            else:
-                self.with_one.append(now - self._began)
-                self.waits.append(now - begin)
-                self.writes.append(snapshots._writer.seconds)
-            self._began, self._resumes = now, trainer.step + snapshots._every
-            self.intervals.append(snapshots._every)
+            if self._num_saved < WARM:
+                return
+            interval, self._began = snapshots._every, begin
+            self._end_at = min(self._end_at, begin + self._seconds)
+            self._ends = [trainer.step + interval, trainer.step + 2 * interval]
+            self.waits.append(time.perf_counter() - begin)
+            self.intervals.append(interval)
             snapshots._due = 0
 
-        snapshots._save = timed
+        vars(snapshots)["_save"] = timed
 
     def on_step(self, trainer: Trainer, result: Any) -> None:
-        if trainer.step == self._resumes:
-            now = time.perf_counter()
-            self.without.append(now - self._began)
-            if now > self._end_at and len(self.without) > 3:
-                trainer.stop()
-            snapshots, self._began = trainer._snapshots, now
-            snapshots._due = trainer.step + snapshots._every
-            snapshots._saved_at = time.monotonic()
+        if trainer.step not in self._ends:
+            return
+        now, snapshots = time.perf_counter(), trainer._snapshots
+        is_without, passed_s = trainer.step == self._ends[1], now - self._began
+        (self.without if is_without else self.with_one).append(passed_s)
+        self._began = now
+        if not is_without:
+            self.writes.append(snapshots._writer.seconds)
+        elif now > self._end_at and len(self.without) > 3:
+            trainer.stop()
+        else:
+            # The next round begins with the snapshot of this step.
+            snapshots._due, snapshots._saved_at = trainer.step, time.monotonic() - passed_s
 
     def needs_parameters(self, trainer: Trainer, step: int) -> bool:
-        return step == self._resumes
+        return step in self._ends
 
 
 def measure(name: str, batch_size: int, seconds: float, **settings: Any) -> str:
@@ -114,12 +115,13 @@ def measure(name: str, batch_size: int, seconds: float, **settings: Any) -> str:
         f"{statistics.median(rounds.intervals):.0f} steps of {step_ms:.2f} ms; with snapshots "
         f"{statistics.median(differences):+.2f}% (quartiles {differences[quarter]:+.2f} to "
         f"{differences[-1 - quarter]:+.2f}%), {cost_ms:.2f} ms each; training waits for "
-        f"{waits:.2f}% of the time, {1e3 * statistics.median(rounds.waits):.2f} ms each; a write takes "
-        f"{1e3 * statistics.median(rounds.writes):.1f} ms"
+        f"{waits:.2f}% of the time, {1e3 * statistics.median(rounds.waits):.2f} ms each; a write "
+        f"takes {1e3 * statistics.median(rounds.writes):.1f} ms"
     )
 
 
 def main() -> None:
+    """Print a line about each network."""
     parser = argparse.ArgumentParser("python -m benchmarks.snapshots", description=__doc__)
     parser.add_argument("networks", nargs="+", metavar="NETWORK@SAMPLES")
     parser.add_argument("--backend", default="numba")
@@ -138,4 +140,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

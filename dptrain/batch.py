@@ -72,3 +72,26 @@ class Batch(NamedTuple):
     def size(self) -> int:
         """Number of samples."""
         return len(self.samples)
+
+    def part_of(self, start: int, stop: int) -> Batch:
+        """Return the samples start … stop; arrays are views.
+
+        Example:
+            >>> Batch.of(np.arange(8.0).reshape(4, 2)).part_of(1, 3).samples
+            array([1, 2])
+        """
+        more = self.mixings is not None  # The partner of the last sample.
+
+        def cut(array: NDArray[Any] | None, end: int) -> NDArray[Any] | None:
+            return None if array is None else array[start:end]
+
+        return self._replace(
+            x=cut(self.x, stop + more),
+            y=cut(self.y, stop),
+            samples=self.samples[start:stop],
+            crop_windows=cut(self.crop_windows, stop + more),
+            recolourings=cut(self.recolourings, stop + more),
+            weights=cut(self.weights, stop),
+            mixings=cut(self.mixings, stop),
+            message=None,
+        )

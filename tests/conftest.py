@@ -53,10 +53,17 @@ def frozen_objects(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """
     collector = SimpleNamespace(collect=gc.collect, freeze=lambda: None, unfreeze=lambda: None)
     monkeypatch.setattr("dptrain.training.trainer.gc", collector)
+    before = num_searches()
     yield
-    if gc.get_count()[1]:  # More than `THRESHOLDS` objects are new.
+    # More than `THRESHOLDS` objects are new, or were before a replica was closed.
+    if gc.get_count()[1] or num_searches() > before:
         gc.collect()
         gc.freeze()
+
+
+def num_searches() -> int:
+    """Return how often the collector has searched all objects that are not frozen."""
+    return int(gc.get_stats()[2]["collections"])
 
 
 @pytest.hookimpl(wrapper=True)

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dptrain.plan.flat import FlatLayout
+from dptrain.plan.flat import CORRECT, LOSS, SUMS, FlatLayout
 
 if TYPE_CHECKING:
     from dptrain.backends.replica import Replica
@@ -34,6 +34,9 @@ WORD_BYTES = 4
 
 PARAMETERS, STATISTICS = "parameters", "statistics"
 """Names of arrays of the state; the others are those of the optimizer state."""
+
+GRADIENT, STEP_SUMS = "gradient", "sum over samples"
+"""Names of what a step computes: the gradient, and sums such as the loss."""
 
 MOST_NAMED = 3
 """Tensors that a message names."""
@@ -49,8 +52,9 @@ class Tensor(NamedTuple):
     """A tensor of the state of a replica.
 
     Attributes:
-        array: `PARAMETERS`, `STATISTICS`, or the name of an array of the optimizer state.
-        name: of the parameter or of the statistics.
+        array: `PARAMETERS`, `STATISTICS`, the name of an array of the optimizer state, or
+            `GRADIENT` or `STEP_SUMS`.
+        name: of the parameter, of the statistics or of the sum.
     """
 
     array: str
@@ -157,3 +161,31 @@ def _parts(layout: FlatLayout, elements: slice) -> tuple[list[str], NDArray[np.i
             names.append(slot.name)
             starts.append(max(slot.start, elements.start) - elements.start)
     return names, np.array([*starts, elements.stop - elements.start], np.int64)
+
+
+class GradientDigests:
+    """The digests of the gradient of each tensor, of the loss, and of the correct predictions.
+
+    Args:
+        replica: with training.
+        flat: a flat gradient of it, such as a row of `Replica.gradient_slots`.
+
+    Attributes:
+        tensors: the tensors, in the order of their digests.
+    """
+
+    def __init__(self, replica: Replica, flat: NDArray[Any]) -> None:
+        layout = replica.plan.trained
+        names, bounds = _parts(layout, slice(0, layout.size))
+        sums = [layout.size + LOSS, layout.size + CORRECT]
+        ends = np.array([*bounds[:-1], *sums, sums[-1] + 1], np.int64)
+        self.tensors = tuple(Tensor(GRADIENT, name) for name in names)
+        self.tensors += tuple(Tensor(STEP_SUMS, SUMS[each]) for each in (LOSS, CORRECT))
+        words = flat.dtype.itemsize // WORD_BYTES
+        self._flat, self._ends, self._memory = flat[: ends[-1]], ends, replica.memory
+        self.compute = replica.backend.bind_digests(replica, self._flat, ends * words, 0)
+
+    def are_finite(self) -> NDArray[np.bool_]:
+        """Return whether all numbers of each tensor are finite, bool (tensors,)."""
+        finite = np.isfinite(self._memory.download(self._flat))
+        return np.logical_and.reduceat(finite, self._ends[:-1])

@@ -18,6 +18,7 @@ from dptrain.comm.launching.launcher import find_launch
 from dptrain.errors import UserError
 from dptrain.machine import available_cores
 from dptrain.runs.names import CONFIG
+from dptrain.survival import MOST_REPAIRS
 
 if TYPE_CHECKING:
     from dptrain.scaling.launching import Launcher
@@ -43,6 +44,11 @@ SURVIVAL = (
         help="Restarts after which a further fault ends the job.",
     ),
     click.option(
+        "--repair", is_flag=True,
+        help="Also continue after silent corruption, from the newest state that was checked, at "
+        f"most {MOST_REPAIRS} times.",
+    ),
+    click.option(
         "--launcher", default="auto", show_default=True, metavar="COMMAND",
         help="What starts the ranks, such as \"srun --mpi=pmi2\".",
     ),
@@ -55,7 +61,7 @@ SURVIVAL = (
 
 DEFAULTS = {
     "survive": False, "ranks": None, "min_ranks": 1, "max_restarts": MOST_RESTARTS,
-    "launcher": "auto", "hosts": "",
+    "repair": False, "launcher": "auto", "hosts": "",
 }  # fmt: skip
 """Names of these flags, and their values if they are not set."""
 
@@ -139,7 +145,7 @@ def survive(
     threads = threads or int(launcher.is_srun)
     job = Job(
         launcher, (*program, "--resume"), run_dir, ranks, survival["min_ranks"],
-        survival["max_restarts"], threads, chosen.timeout, hosts,
+        survival["max_restarts"], threads, chosen.timeout, hosts, survival["repair"],
     )  # fmt: skip
     click.echo(_introduction(ranks, survival, chosen, run_dir))
     sys.stdout.flush()

@@ -68,11 +68,12 @@ def make_gradient_sum(
         from dptrain.comm.sums.mixed import MixedSum
 
         return MixedSum(world, replica, buckets)
-    from dptrain.comm.transport import check_strategy, choose_transport
+    from dptrain.comm.transport import check_strategy, choose_transport, transports_in_order
 
     transport = transport or choose_transport(world, replica, strategy=strategy)
     check_strategy(transport, strategy, on_gpu=replica.memory.on_gpu)
-    if transport in ("peer", "nccl"):
+    # Ranks may have other numbers of micro-shards than at the start of the job.
+    if transport in ("peer", "nccl") and transport in transports_in_order(world, replica):
         from dptrain.comm.sums.enqueued import EnqueuedCentralSum, EnqueuedSum
         from dptrain.comm.sums.nccl import Nccl
         from dptrain.comm.sums.peer import Peers

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dptrain.errors import UserError
+from dptrain.plan.shards import rank_contributions
 
 if TYPE_CHECKING:
     from dptrain.backends.replica import Replica
@@ -54,8 +55,14 @@ def choose_transport(
         )
     if wanted == "host" or world.size == 1:
         return "host"
-    small = replica.flat_gradients.nbytes <= PEER_BYTES
-    if wanted == "peer" or (wanted == "auto" and small):
+    allowed = transports_in_order(world, replica)
+    if wanted not in ("auto", *allowed):
+        raise UserError(
+            f"--transport {wanted} does not add these micro-shards along their tree; use "
+            "--transport host with --shards, or as many micro-shards as ranks"
+        )
+    small = replica.flat_gradients.nbytes <= PEER_BYTES or "nccl" not in allowed
+    if wanted == "peer" or (wanted == "auto" and small and "peer" in allowed):
         from dptrain.comm.sums.peer import peer_error
 
         error = peer_error(world, replica)
@@ -63,13 +70,13 @@ def choose_transport(
             return "peer"
         if wanted == "peer":
             raise UserError(error)
-    if wanted in ("auto", "nccl"):
+    if wanted in ("auto", "nccl") and "nccl" in allowed:
         error = _nccl_error(world, replica)
         if error is None:
             return "nccl"
         if wanted == "nccl":
             raise UserError(error)
-    if strategy != "central" and accepts_gpu_memory(world, replica):
+    if strategy != "central" and "mpi" in allowed and accepts_gpu_memory(world, replica):
         return "mpi"
     if wanted == "mpi":
         raise UserError(
@@ -77,6 +84,21 @@ def choose_transport(
             "with CUDA, or --transport nccl or host"
         )
     return "host"
+
+
+def transports_in_order(world: World, replica: Replica) -> tuple[str, ...]:
+    """Return the transports between GPUs that add in an order that the plan allows.
+
+    With micro-shards this is their tree. The kernels of peer-to-peer memory can follow it if each
+    rank contributes one sum. NCCL adds in any order, which two ranks do not notice.
+    """
+    shards = replica.plan.micro_shards
+    if shards is None:
+        return "peer", "nccl", "mpi"
+    contributions, _ = rank_contributions(shards.total, world.size, shards.counts)
+    if max(contributions) > 1:
+        return ()
+    return ("peer", "nccl") if world.size == 2 else ("peer",)
 
 
 def _choose_on_cpu(replica: Replica, wanted: str) -> str:

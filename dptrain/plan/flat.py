@@ -65,7 +65,7 @@ class FlatLayout:
     def trained(self) -> FlatLayout:
         """The slots of the trained parameters: those of gradients and of the optimizer state."""
         slots = tuple(slot for slot in self.slots if slot.parameter.is_trained)
-        return FlatLayout(slots, _padded(slots[-1].stop) if slots else 0)
+        return FlatLayout(slots, padded(slots[-1].stop) if slots else 0)
 
     @property
     def gradient_size(self) -> int:
@@ -110,11 +110,11 @@ def make_layout(
     slots, start, unread_size = [], 0, 0
     for node, parameter, storage in sorted(parameters, key=place):
         slots.append(Slot(parameter, node, storage, start))
-        start += _padded(parameter.size)
-        unread_size += _padded(parameter.size) if parameter.name in unread else 0
+        start += padded(parameter.size)
+        unread_size += padded(parameter.size) if parameter.name in unread else 0
     return FlatLayout(tuple(slots), start, unread_size)
 
 
-def _padded(size: int) -> int:
+def padded(size: int) -> int:
     """Return the number of elements until the next slot."""
     return -(-size // ALIGNMENT) * ALIGNMENT

@@ -381,8 +381,9 @@ class Setting:
         threads: number of compute threads of the replica.
         shards: number of micro-shards of this rank, see `dptrain.plan.shards`; 0 selects the
             fastest order of summation. Otherwise the bits of every output and input gradient of a
-            sample must follow from the shape of the layer alone, and not from `batch_size`,
-            `threads` or other samples; parameter gradients are summed for each micro-shard first.
+            sample must follow from the shape of the layer, `shard_size` and `all_shards` alone,
+            and not from `batch_size`, `threads` or other samples; parameter gradients are summed
+            for each micro-shard first.
         limits: of the GPU that the plan is for; None for the backend's default.
         selection: selects a kernel for each stage.
         fused: False computes each layer by stages of its own.
@@ -391,6 +392,8 @@ class Setting:
         label_smoothing: s; in training, the target of a sample is (1 − s) onehot + s / F. 0 for
             networks that do not predict classes.
         weighted: True if each sample of a minibatch has a weight in training.
+        all_shards: number of micro-shards of all ranks; 0 without micro-shards.
+        shard_size: samples of the largest micro-shard of all ranks; 0 without micro-shards.
     """
 
     batch_size: int
@@ -406,6 +409,27 @@ class Setting:
     recompute: bool = False
     label_smoothing: float = 0.0
     weighted: bool = False
+    all_shards: int = 0
+    shard_size: int = 0
+
+    @property
+    def kernel_shards(self) -> int:
+        """Number of micro-shards of a launch for which kernels are selected; 1 without them.
+
+        The selection may not depend on the number of ranks. It is the geometric mean of what one
+        rank and as many ranks as micro-shards launch together.
+        """
+        return max(math.isqrt(self.all_shards), 1)
+
+    @property
+    def kernel_samples(self) -> int:
+        """Number of samples of a launch for which kernels are selected."""
+        return self.kernel_shards * self.shard_size or self.batch_size
+
+    @property
+    def summed_samples(self) -> int:
+        """Largest number of samples whose weight gradients are added: those of a micro-shard."""
+        return self.shard_size or self.batch_size
 
     def of(self, group: Group) -> Setting:
         """Return the settings of a group: without training if it is computed as in inference."""

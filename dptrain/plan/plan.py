@@ -756,7 +756,7 @@ def require_shards(backend: Lowering) -> None:
     if not backend.supports_shards:
         raise UserError(
             f"backend {backend.name} does not support micro-shards; remove --shards, or use "
-            "--backend numba or reference"
+            "--backend numba, cuda or reference"
         )
 
 
@@ -815,11 +815,15 @@ def make_plan(
         require_shards(backend)
     precision = next(iter(backend.precisions)) if precision is None else precision
     dtypes = backend.precision(precision)
-    shards = 0 if micro_shards is None else micro_shards.count
+    shards, all_shards, shard_size = 0, 0, 0
+    if micro_shards is not None:
+        shards, all_shards = micro_shards.count, micro_shards.total
+        shard_size = micro_shards.largest(batch_size)
     setting = Setting(
         batch_size, precision, dtypes.dtype, dtypes.activations, training, threads, shards,
         backend.limits, selection or KernelSelection(), fused, recompute and training,
         label_smoothing if training else 0.0, weighted and training,
+        all_shards, shard_size,
     )  # fmt: skip
     rule = optimizer or SGD()
 

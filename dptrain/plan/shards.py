@@ -137,6 +137,22 @@ def rank_contributions(
     return tuple(map(len, parts)), merge_table(shards, [part for own in parts for part in own])
 
 
+def sum_expression(merges: NDArray[np.int64]) -> list[str]:
+    """Return a table `merges` as expressions of ``at(i)``, the value of contribution i, in C.
+
+    Example:
+        >>> sum_expression(MicroShards.of_rank(5).merges)
+        ['(((at(0)+at(1))+(at(2)+at(3)))+at(4))']
+    """
+    stack: list[str] = []
+    for index, count in enumerate(merges.tolist()):
+        stack.append(f"at({index})")
+        for _ in range(count):
+            right = stack.pop()
+            stack[-1] = f"({stack[-1]}+{right})"
+    return stack
+
+
 def add_in_order(
     contributions: Iterable[NDArray[np.generic]], merges: NDArray[np.int64]
 ) -> list[NDArray[np.generic]]:
@@ -183,17 +199,21 @@ class MicroShards:
         total: number of micro-shards of the global minibatch.
         start, stop: those of this rank.
         counts: number of those of each rank; empty if they are divided equally.
+        batch_size: samples of a whole global minibatch; 0 if this rank has one of the largest
+            micro-shards.
     """
 
     total: int
     start: int
     stop: int
     counts: Counts = ()
+    batch_size: int = 0
 
     @classmethod
     def of_rank(
-        cls, total: int, rank: int = 0, ranks: int = 1, passes: int = 1, counts: Counts = ()
-    ) -> MicroShards:
+        cls, total: int, rank: int = 0, ranks: int = 1, passes: int = 1, counts: Counts = (),
+        batch_size: int = 0,
+    ) -> MicroShards:  # fmt: skip
         """Return the micro-shards of a rank; of all ranks by default.
 
         If an update has several passes, return those of the first pass; `counts` is then empty.
@@ -203,7 +223,7 @@ class MicroShards:
                 subtree, so that sums over passes and then over ranks could not follow the tree.
         """
         if passes == 1:
-            return cls(total, *shards_of_rank(total, rank, ranks, counts), counts)
+            return cls(total, *shards_of_rank(total, rank, ranks, counts), counts, batch_size)
         of_rank, rest = divmod(total, ranks)
         if rest or of_rank.bit_count() != 1 or of_rank % passes:
             raise UserError(
@@ -213,7 +233,8 @@ class MicroShards:
                 f"number of ranks, such as --accumulate {_power_of_two(passes)} --shards "
                 f"{ranks * max(_power_of_two(of_rank), _power_of_two(passes))}"
             )
-        return cls(total, rank * of_rank, rank * of_rank + of_rank // passes)
+        first = rank * of_rank
+        return cls(total, first, first + of_rank // passes, batch_size=batch_size)
 
     def of_pass(self, number: int) -> MicroShards:
         """Return the micro-shards of pass `number` of the same rank, if these are of pass 0."""
@@ -244,6 +265,17 @@ class MicroShards:
     def num_samples(self, global_count: int) -> int:
         """Return how many samples this rank has in a global minibatch."""
         return int(self.offsets(global_count)[-1])
+
+    def largest(self, num_samples: int) -> int:
+        """Return the samples of the largest micro-shard of all ranks.
+
+        Args:
+            num_samples: of this rank in a whole minibatch.
+        """
+        samples, shards = self.batch_size, self.total
+        if not samples:
+            samples, shards = num_samples, self.count
+        return max(-(-samples // shards), 1)
 
     def offsets(self, global_count: int) -> NDArray[np.int64]:
         """Return the bounds of this rank's micro-shards in its part of the minibatch.

@@ -37,9 +37,11 @@ from dptrain.runs.locks import lock
 from dptrain.runs.names import CONFIG, SUMMARY, SUPERVISOR
 from dptrain.runs.resizing import take_request
 from dptrain.scaling.launching import Child, Launcher
+from dptrain.survival import MOST_REPAIRS
 from dptrain.survival.local_ranks import LocalRanks
 from dptrain.survival.nodes import Host, on_hosts, usable
 from dptrain.survival.rehearsal import Rehearsal
+from dptrain.training.digests.differences import CORRUPTION
 from dptrain.training.persistence.rundir import RunDirectory
 from dptrain.training.persistence.snapshots import SnapshotFolder, promote, read_token
 
@@ -70,6 +72,9 @@ _CAUSE = re.compile(r"dptrain: (?!warning: |compiling |decoding )(?:rank (\d+) o
 
 _HOST = re.compile(r"process \d+ on (\S+?):? ")
 
+_CORRUPT_RANK, _CORRUPT_HOST = re.compile(r"\brank (\d+)"), re.compile(r" on (\S+) \(")
+"""What a line about silent corruption names."""
+
 
 @dataclass(frozen=True)
 class Job:
@@ -85,6 +90,7 @@ class Job:
         threads: compute threads of a rank; 0 if ranks decide.
         timeout: longest wait of a rank for others, in seconds.
         hosts: that start the ranks; empty if the launcher decides.
+        repairs: True also starts the ranks again after silent corruption.
     """
 
     launcher: Launcher
@@ -96,6 +102,7 @@ class Job:
     threads: int
     timeout: float
     hosts: tuple[Host, ...] = ()
+    repairs: bool = False
 
 
 @dataclass(frozen=True)
@@ -224,6 +231,12 @@ class Supervisor:
         restarts = sum(each.cause != _REQUESTED for each in self.incidents)
         if starts >= MOST_STARTS:
             return f"no rank could train {starts} times in a row"
+        if CORRUPTION in fault.cause:
+            number = 1 + sum(CORRUPTION in each.cause for each in self.incidents)
+            if not self.job.repairs:
+                return "the same command with --repair continues"
+            if number > MOST_REPAIRS:
+                return f"this is silent corruption number {number}; leave its hardware out"
         if repeats >= MOST_REPEATS:
             return (
                 f"this is fault {repeats} in a row without a further step, and another start "
@@ -291,11 +304,14 @@ class Supervisor:
             _print(f"{self._signal.name} ended the ranks before they could stop in order")
             return self._stopped(), None
         rank, cause = lines.cause()
-        host = _HOST.search(f"{cause} ")
+        if CORRUPTION in cause:
+            rank, host = _only(_CORRUPT_RANK.findall(cause)), _only(_CORRUPT_HOST.findall(cause))
+            rank = None if rank is None else int(rank)
+        else:
+            host = _only(_HOST.findall(f"{cause} ")[:1])
         return code, Fault(
-            code, cause or f"the launcher ended with exit code {code}", rank,
-            None if host is None else host[1], self._last_step(progress),
-            bool(cause) or progress is not None, time.time(),
+            code, cause or f"the launcher ended with exit code {code}", rank, host,
+            self._last_step(progress), bool(cause) or progress is not None, time.time(),
         )  # fmt: skip
 
     def _last_step(self, progress: RunProgress | None) -> int | None:
@@ -480,6 +496,11 @@ class Hang:
                 f"no step was completed for {self._limit_s:.0f} s; if one takes longer, use a "
                 "larger --timeout"
             )
+
+
+def _only(found: list[str]) -> str | None:
+    """Return what all texts are; None if they differ, or if there are none."""
+    return found[0] if len({*found}) == 1 else None
 
 
 def _read(run_dir: Path) -> list[Incident]:

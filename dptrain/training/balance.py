@@ -120,7 +120,9 @@ def with_counts(chosen: Settings, world: World, old: Replica, counts: Counts) ->
     """
     if old.plan.micro_shards is None:
         return old
-    shards = MicroShards.of_rank(chosen.shards, world.rank, world.size, counts=counts)
+    shards = MicroShards.of_rank(
+        chosen.shards, world.rank, world.size, counts=counts, batch_size=chosen.batch_size
+    )
     plan = with_micro_shards(old.plan, old.backend, shards, shards.num_samples(chosen.batch_size))
     arrays = None
     if old.arrays.is_shared:
@@ -129,9 +131,9 @@ def with_counts(chosen: Settings, world: World, old: Replica, counts: Counts) ->
     replica = old.backend.make_replica(plan, seed=chosen.seed, arrays=arrays, compiles=False)
     compile_kernels(world, old.backend, quiet=True)
     if replica.owns_parameters:
-        replica.flat_parameters[...] = old.flat_parameters
+        replica.memory.copy(replica.flat_parameters, old.flat_parameters)
         for name, flat in replica.flat_state.items():
-            flat[...] = old.flat_state[name]
+            replica.memory.copy(flat, old.flat_state[name])
     for name, values in old.statistics.items():
         replica.statistics[name] = values
     replica.updates = old.updates

@@ -52,6 +52,7 @@ from dptrain.training.balance import (
 )
 from dptrain.training.compilation_stop import compile_unless_stopped
 from dptrain.training.data_settings import BALANCED
+from dptrain.training.digests.replay import Replay, open_replay
 from dptrain.training.engines import Engine, make_engine
 from dptrain.training.engines.alone import make_alone_engine
 from dptrain.training.evaluation.evaluation import images_for
@@ -89,6 +90,8 @@ from dptrain.training.resources import (
     check_memory,
     choose_digest_every,
     choose_prefetch,
+    choose_replay_every,
+    compile_kernels,
     compute_threads,
     describe_ranks,
     find_transport,
@@ -136,6 +139,8 @@ class Job:
         input_times: of the training loop's loaders.
         meter: energy of this rank's part of the training loop.
         snapshots: where nodes keep snapshots; None without the setting.
+        run_path: on every rank, the path of the run directory; None if there is none.
+        replay: computes micro-shards again; None if no step of the job does.
     """
 
     settings: Settings
@@ -170,6 +175,8 @@ class Job:
     input_times: InputTimes = field(default_factory=InputTimes)
     meter: EnergyMeter = field(default_factory=lambda: EnergyMeter(()))
     snapshots: SnapshotPlan | None = None
+    run_path: Path | None = None
+    replay: Replay | None = None
 
     @property
     def is_alone(self) -> bool:
@@ -189,6 +196,7 @@ class Job:
         buffers = self.engine.gradient_sum.memory_bytes
         buffers += statistics_sum.memory_bytes if statistics_sum is not None else 0
         found = {"sums": buffers, "best epoch": self.best.memory_bytes}
+        found["replays"] = 0 if self.replay is None else self.replay.memory_bytes
         return {**self.replica.memory_bytes, **{name: size for name, size in found.items() if size}}
 
     @property
@@ -210,7 +218,7 @@ class Job:
         shards = passes["micro_shards"]
         if shards is not None and counts:
             passes["micro_shards"] = MicroShards.of_rank(
-                shards.total, rank, world.size, counts=counts
+                shards.total, rank, world.size, counts=counts, batch_size=shards.batch_size
             )
             counts = ()
         return Sampler(
@@ -266,10 +274,14 @@ class Job:
         self.replica = with_counts(self.settings, self.world, self.replica, shares.counts)
         self.plan = self.replica.plan
         self.buckets = make_buckets(self.plan, self.spec.bucket_kib * 1024)
+        self.replay = None
         self.reopen_engine()
 
     def reopen_engine(self) -> None:
-        """Replace the engine by a new one, after the present one was closed."""
+        """Replace the engine after it was closed; all ranks call this."""
+        if self.replay is None:
+            self.replay = open_replay(self.replica, self.world, self.run_spec)
+            compile_kernels(self.world, self.backend, quiet=True)
         self.engine = _engine(
             self.spec,
             self.world,
@@ -277,6 +289,7 @@ class Job:
             self.buckets,
             self.recorder,
             self.shares,
+            self.replay,
             mixed=self.is_mixed,
         )
 
@@ -379,7 +392,8 @@ def assemble(
     plan = replica.plan
     buckets = make_buckets(plan, spec.bucket_kib * 1024)
     recorder = StepRecorder(plan.stages, recorded_steps)
-    engine = _engine(spec, world, replica, buckets, recorder, shares, mixed=inputs.is_mixed)
+    replay = open_replay(replica, world, run_spec)
+    engine = _engine(spec, world, replica, buckets, recorder, shares, replay, mixed=inputs.is_mixed)
     # A signal that ends the compilation leaves the run directory without files that are not hidden.
     path = None if run is None else run.path
     compile_unless_stopped(world, inputs.backend, path, quiet=quiet)
@@ -408,8 +422,15 @@ def assemble(
         selection=selection, best=BestState(best), shares=shares,
         is_mixed=inputs.is_mixed, sample_weights=inputs.sample_weights, labels=inputs.labels,
         warning=None if restored is None else restored.warning, spans=spans,
-        weights="".join(loaded), snapshots=snapshots,
+        weights="".join(loaded), snapshots=snapshots, replay=replay,
+        run_path=_path_of(world, run),
     )  # fmt: skip
+
+
+def _path_of(world: World, run: RunDirectory | None) -> Path | None:
+    """Return the path of the run directory on every rank."""
+    path = world.broadcast_json(None if run is None else str(run.path))
+    return None if path is None else Path(path)
 
 
 def _make_replica(chosen: Settings, world: World, inputs: _Inputs, *, quiet: bool) -> Replica:
@@ -606,7 +627,9 @@ def _micro_shards(
             "and with --shards these samples depend on the number of ranks; remove one of the two, "
             "or use a network without batch normalisation"
         )
-    return MicroShards.of_rank(chosen.shards, world.rank, world.size, passes, counts)
+    return MicroShards.of_rank(
+        chosen.shards, world.rank, world.size, passes, counts, chosen.batch_size
+    )
 
 
 def _local_batch(chosen: Settings, world: World, shards: MicroShards | None, counts: Counts) -> int:
@@ -645,6 +668,9 @@ def _specify(
         transport=transport,
         bucket_kib=bucket // 1024,
         digest_every=world.broadcast_json(choose_digest_every(chosen, replica)),
+        replay_every=call_on_all_ranks(
+            world, lambda: choose_replay_every(chosen, replica, mixed=inputs.is_mixed)
+        ),
     )
     run_spec = RunSpec(
         version=__version__,
@@ -713,6 +739,7 @@ def _engine(
     buckets: tuple[Bucket, ...],
     recorder: StepRecorder,
     shares: Shares,
+    replay: Replay | None,
     *,
     mixed: bool,
 ) -> Engine:
@@ -729,8 +756,9 @@ def _engine(
     if spec.batch_norm == "global":
         statistics_sum = make_statistics_sum(world, replica, gradient_sum.transport)
     return make_engine(
-        replica, gradient_sum, buckets, recorder, statistics_sum, guards_state=spec.digest_every > 0
-    )
+        replica, gradient_sum, buckets, recorder, statistics_sum,
+        guards_state=spec.digest_every > 0, replay=replay,
+    )  # fmt: skip
 
 
 def _cache_images(

@@ -60,7 +60,7 @@ class ParallelismSettings(SettingGroup[UntilRecipe, UntilStart]):
         0,
         "Micro-shards of a minibatch, at least one for each rank. Their "
         "gradients are summed in a fixed order, so that results do not depend on the number of "
-        "ranks and threads (backends numba and reference). 0 sums in the fastest order.",
+        "ranks and threads (not backend cudnn). 0 sums in the fastest order.",
         at_least=0,
     )
     balance: str = setting(
@@ -95,6 +95,15 @@ class ParallelismSettings(SettingGroup[UntilRecipe, UntilStart]):
         "compared. State that has one copy must not change between an update and its next use. A "
         "difference ends the job before the state is written. 0 checks nothing.",
         otherwise="100; 0 on GPUs, where its cost has not been measured",
+        at_least=0,
+    )
+    replay_every: int | UntilStart = setting(
+        "parallelism",
+        None,
+        "Steps between two replays, with --shards on CPUs: each rank computes the micro-shards of "
+        "another one again, or its own if it is alone, and their gradients must have the same bits "
+        "before the update. 0 makes none.",
+        otherwise="100 with --shards on CPUs; 0 without",
         at_least=0,
     )
     baseline_steps: int = setting(

@@ -23,6 +23,7 @@ from dptrain.comm.transport import BUCKET_BYTES, choose_transport
 from dptrain.comm.world import AgreedError, World
 from dptrain.data.base import Samples
 from dptrain.data.stored import CachedSamples
+from dptrain.errors import UserError
 from dptrain.machine import (
     allowed_cores,
     available_cores,
@@ -198,6 +199,35 @@ def choose_digest_every(chosen: SettingGroups[Any, None], replica: Replica) -> i
     if chosen.digest_every is not None:
         return int(chosen.digest_every)
     return 0 if replica.memory.on_gpu else DIGEST_EVERY
+
+
+REPLAY_EVERY = 100
+"""Steps between two replays of micro-shards on CPUs."""
+
+
+def choose_replay_every(
+    chosen: SettingGroups[Any, None], replica: Replica, *, mixed: bool = False
+) -> int:
+    """Return the number of steps between two replays; 0 makes none.
+
+    Args:
+        chosen: the settings.
+        replica: of this rank.
+        mixed: True if ranks have different backends, whose gradients have other bits.
+
+    Raises:
+        UserError: replays were requested, and are not possible.
+    """
+    can = bool(chosen.shards) and not mixed and not replica.memory.asynchronous
+    every = chosen.replay_every
+    if every and not can:
+        reason = (
+            "there are no micro-shards; add --shards, with at least one for each rank, or remove it"
+            if not chosen.shards
+            else f"{'backends of ranks differ' if mixed else 'a GPU computes'}; remove it"
+        )
+        raise UserError(f"--replay-every is {every}, but {reason}")
+    return (REPLAY_EVERY if can else 0) if every is None else int(every)
 
 
 ORDER_BYTES = 24

@@ -189,6 +189,11 @@ class JobSettings(
     def refuse_contradictions(self) -> None:
         """Raise `UserError` if settings of one group, or of several, contradict each other."""
         super().refuse_contradictions()
+        if self.shards and self.tune:
+            raise UserError(
+                f"--tune selects kernels by measurements, but --shards {self.shards} requires "
+                "results that do not depend on the machine; remove one of the two"
+            )
         if self.batch_size is not None and self.shards > self.batch_size:
             raise UserError(
                 f"--shards is {self.shards}, but --batch-size is {self.batch_size}; use at most "

@@ -211,6 +211,7 @@ def resolve_job(
     transport: str,
     bucket_kib: int,
     digest_every: int,
+    replay_every: int,
     best_by: str,
 ) -> JobSpec:
     """Return the job specification; nothing is left open.
@@ -220,8 +221,8 @@ def resolve_job(
         ranks: number of ranks.
         epoch_steps: updates per epoch.
         backend: of rank 0.
-        precision, prefetch, transport, bucket_kib, digest_every, best_by: what the backend, the
-            data and the machine decide if `chosen` leaves it open.
+        precision, prefetch, transport, bucket_kib, digest_every, replay_every, best_by: what the
+            backend, the data and the machine decide if `chosen` leaves it open.
     """
     decided: dict[str, Any] = {
         "steps": chosen.total_steps(epoch_steps),
@@ -238,6 +239,7 @@ def resolve_job(
         "transport": transport,
         "bucket_kib": bucket_kib,
         "digest_every": digest_every,
+        "replay_every": replay_every,
         "ranks": ranks,
         "epoch_steps": epoch_steps,
         "schedule_start": 0,

@@ -58,7 +58,7 @@ from dptrain.training.averaging import averaged_parameters, averaged_replica, ha
 from dptrain.training.balance import Balancer, Shares
 from dptrain.training.baseline import InterleavedBaseline, open_loader
 from dptrain.training.callbacks import Callback, Checkpoints, ExperimentLog, MetricsLog, Progress
-from dptrain.training.digests.comparison import StateChecks
+from dptrain.training.digests.comparison import StateChecks, explaining_corruption
 from dptrain.training.divergence import StableRate, raise_not_finite
 from dptrain.training.engines import StepResult
 from dptrain.training.evaluation.evaluation import (
@@ -488,8 +488,8 @@ class Trainer(Sealed):
         Raises:
             UserError: `fit` is running already, also in another thread; the trainer is closed; or
                 it has other data.
-            CorruptedError: replicas differ, or state has changed between two updates; the message
-                names the rank and the tensor.
+            CorruptedError: replicas differ, state has changed between two updates, or a gradient
+                that was computed twice differs; the message names the rank and the tensor.
             DivergedError: the loss is not finite; the message names the step, the layer and the
                 rank.
         """
@@ -517,7 +517,8 @@ class Trainer(Sealed):
             self._balancer = Balancer(self.job, self.step)
             self._stable_rate = StableRate()
             load = Clock.now()
-            self._train(request)
+            with explaining_corruption(self.job):
+                self._train(request)
             self._end_training()
             self._finish(self._conclude(self._baseline.result(), load))
         return self.history

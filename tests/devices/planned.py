@@ -13,6 +13,7 @@ from dptrain.backends.cuda.device.device import Array, Device, Extent, Function
 from dptrain.network.network import Network
 from dptrain.plan.limits import DeviceLimits
 from dptrain.plan.plan import make_plan
+from dptrain.plan.shards import MicroShards
 from tests.emulator.emulator import check_launch
 
 
@@ -70,20 +71,27 @@ class PlannedDevice(Device):
 
 
 def step_launches(
-    network: Network, limits: DeviceLimits, batch_size: int, precision: str
-) -> list[Launch]:
+    network: Network, limits: DeviceLimits, batch_size: int, precision: str,
+    micro_shards: MicroShards | None = None,
+) -> list[Launch]:  # fmt: skip
     """Return the launches of a training step.
+
+    Args:
+        network, precision: of the plan.
+        limits: of the GPU.
+        batch_size: of a minibatch of all ranks.
+        micro_shards: of a rank; None for one rank without any.
 
     Raises:
         EmulatorError: the GPU would refuse one of them.
     """
     device = PlannedDevice(limits)
     backend = CudaBackend(device)
-    replica = backend.allocate(make_plan(network, backend, batch_size, precision=precision), seed=0)
-    x = np.zeros((batch_size, *network.input_shape), np.float32)
-    shape = (
-        (batch_size,) if network.loss.targets == "classes" else (batch_size, network.num_outputs)
-    )
-    replica.forward_backward(x, np.zeros(shape, np.float32))
+    n = batch_size if micro_shards is None else micro_shards.num_samples(batch_size)
+    plan = make_plan(network, backend, n, precision=precision, micro_shards=micro_shards)
+    replica = backend.allocate(plan, seed=0)
+    x = np.zeros((n, *network.input_shape), np.float32)
+    shape = (n,) if network.loss.targets == "classes" else (n, network.num_outputs)
+    replica.forward_backward(x, np.zeros(shape, np.float32), global_count=batch_size)
     replica.update(0.1)
     return device.launches

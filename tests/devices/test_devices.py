@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from dptrain.backends.cuda.backend import CudaBackend
 from dptrain.backends.cuda.device.hardware import DEFAULT_LIMITS, DEVICES
 from dptrain.errors import UserError
+from dptrain.network import get_network
 from dptrain.plan.plan import make_plan
+from dptrain.plan.shards import MicroShards
 from tests.devices.compile_kernels import Usage, compile_unit, kernel_usages, problems
 from tests.devices.networks import planned_networks
 from tests.devices.planned import Launch, PlannedDevice, step_launches
@@ -31,6 +34,42 @@ def test_all_launches_of_a_step_are_within_the_limits(device: str, precision: st
         for batch_size in (32, 256):
             launches = step_launches(network, DEVICES[device], batch_size, precision)
             assert len(launches) > len(network.nodes), name
+
+
+SHARD_SUMS = ("split_k_reduce.cu", "micro_shards.cu")
+"""Files whose kernels depend on how many micro-shards a rank has: they add them."""
+
+SHARD_MACROS = {"MICRO_SHARDS", "OWN_SHARDS", "ALL_SHARDS", "FINISHES"}
+"""Macros by which kernels sum several micro-shards, each as if it were the only one."""
+
+
+def _kinds(launches: list[Launch]) -> set[tuple[Any, ...]]:
+    """Return all that decides the bits of one micro-shard: kernels, tiles and threads."""
+    return {
+        (launch.file, launch.name, launch.block, launch.shared_bytes, *(
+            pair for pair in launch.defines if pair[0] not in SHARD_MACROS
+        ))
+        for launch in launches
+        if launch.file not in SHARD_SUMS
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(("device", "precision"), tiered(SUPPORTED, [("H200", "bf16")]))
+def test_kernels_do_not_depend_on_the_division_of_micro_shards(device: str, precision: str) -> None:
+    """Micro-shards of 9 and 8 samples, on one to four ranks, also in unequal shares."""
+    divisions = (1, ()), (2, ()), (2, (3, 1)), (4, ())
+    for name in ("model0", "resnet20"):
+        found = [
+            _kinds(
+                step_launches(
+                    get_network(name), DEVICES[device], 33, precision,
+                    MicroShards.of_rank(4, rank, ranks, counts=counts, batch_size=33),
+                )
+            )
+            for ranks, counts in divisions
+            for rank in {0, ranks - 1}
+        ]  # fmt: skip
+        assert all(kinds == found[0] for kinds in found), name
 
 
 @pytest.mark.parametrize("device", ["V100", "T4"])

@@ -13,7 +13,7 @@ WRITTEN, GENERATED, GPU = "written", "generated", "gpu"
 KINDS = (
     "padding", "strides", "groups", "tails", "synchronisation", "sums", "sampler", "shards",
     "schedules", "updates", "statistics", "checkpoints", "agreement", "resume", "interchange",
-    "settings", "reading", "layers", "plan", "texts",
+    "settings", "reading", "layers", "plan", "texts", "digests",
 )  # fmt: skip
 """Subjects of the mutants."""
 

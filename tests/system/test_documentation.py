@@ -39,7 +39,7 @@ PAGES = {
 }  # fmt: skip
 """Pages, and files that exist after their commands."""
 
-QUICK = ("how-to/citing.md", "explanation/mpi.md", "explanation/backpropagation.md")
+QUICK = ("explanation/mpi.md", "explanation/backpropagation.md")
 """Pages whose commands take seconds."""
 
 

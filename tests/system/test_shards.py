@@ -63,10 +63,10 @@ CASES: dict[str, tuple[Any, ...]] = {
     "without": ("--momentum", 0.9, "--shards", 0),
 }  # fmt: skip
 METHODS: dict[str, tuple[Any, ...]] = {
-    "shared": (),
-    "mpi": ("--transport", "mpi"),
-    "central": ("--strategy", "central"),
-    "passes2": ("--accumulate", 2, "--transport", "mpi"),
+    "shared": ("--replay-every", 2),
+    "mpi": ("--transport", "mpi", "--replay-every", 1),
+    "central": ("--strategy", "central", "--replay-every", 4),
+    "passes2": ("--accumulate", 2, "--transport", "mpi", "--replay-every", 3),
     "passes4": ("--accumulate", 4),
 }
 
@@ -194,7 +194,8 @@ def test_evaluate_computes_the_bits_of_the_training_run(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("ranks", "options", "message"),
     [
-        (0, ("--backend", "cuda"), "backend cuda does not support micro-shards"),
+        (0, ("--backend", "cudnn"), "backend cudnn does not support micro-shards"),
+        (0, ("--backend", "cuda", "--tune"), "--shards 8 requires results that do not depend on"),
         (0, ("--shards", 21), "--shards is 21, but --batch-size is 20"),
         (2, ("--shards", 1), "shards is 1, but there are 2 ranks"),
         (0, ("--accumulate", 3), "--accumulate is 3 and --shards is 8 on 1 rank, but each pass"),

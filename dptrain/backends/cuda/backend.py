@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -27,7 +28,7 @@ from dptrain.backends.cuda.convolution.grouped_convolution import (
 from dptrain.backends.cuda.dense.algorithms import explain as explain_dense
 from dptrain.backends.cuda.dense.algorithms import operation_of as dense_operation
 from dptrain.backends.cuda.dense.gemm_tiles import ceil_div
-from dptrain.backends.cuda.device.device import Array, Device, Macro
+from dptrain.backends.cuda.device.device import Array, Device, Function, Macro
 from dptrain.backends.cuda.device.hardware import limits_of
 from dptrain.backends.cuda.device.launching import THREADS, launch
 from dptrain.backends.cuda.device.message import Message
@@ -41,6 +42,7 @@ from dptrain.backends.cuda.normalization.batch_norm import (
 from dptrain.backends.cuda.normalization.folding import bind_folded
 from dptrain.backends.cuda.normalization.group_norm import GroupNormOperation
 from dptrain.backends.cuda.normalization.normalization import NormalizationOperation
+from dptrain.backends.cuda.normalization.sharded_batch_norm import ShardedBatchNorm
 from dptrain.backends.cuda.operation import (
     BiasAddOperation,
     FlattenOperation,
@@ -53,6 +55,12 @@ from dptrain.backends.cuda.pooling import (
 )
 from dptrain.backends.cuda.replica import CudaReplica
 from dptrain.backends.cuda.resampling import ResamplingOperation
+from dptrain.backends.cuda.shards import (
+    ShardedWeightGradient,
+    shard_arguments,
+    shard_macros,
+    sharded_needs,
+)
 from dptrain.backends.cuda.tuning import load_or_tune
 from dptrain.backends.digests import DigestKernel
 from dptrain.backends.flat_arrays import FlatArrays
@@ -244,6 +252,7 @@ class CudaBackend(Backend):
     channels_last = True
     concurrent_weight_gradients = True
     measures_kernels = True
+    supports_shards = True
     double_buffers_input = True
     # Kernels use 32-bit indices, and the last tiles of a buffer extend beyond its end.
     max_elements: ClassVar[int | None] = 2**31 - 2**24
@@ -304,11 +313,12 @@ class CudaBackend(Backend):
         return self.operation(group, setting).adds_gradient(group, local)
 
     def sums_output(self, group: Group, reader: Group, setting: Setting) -> bool:
-        sums = isinstance(reader.head.layer, BatchNorm2d)
+        # With micro-shards, the sums of a block belong to several of them.
+        sums = isinstance(reader.head.layer, BatchNorm2d) and not setting.shards
         return sums and self.operation(group, setting).sum_rows(group, setting) > 0
 
     def sums_gradient(self, group: Group, normalization: Group, setting: Setting) -> bool:
-        if not isinstance(normalization.head.layer, BatchNorm2d):
+        if setting.shards or not isinstance(normalization.head.layer, BatchNorm2d):
             return False
         summing = replace(group, normalization=normalization)
         return self.operation(group, setting).gradient_sum_rows(summing, setting) > 0
@@ -329,11 +339,13 @@ class CudaBackend(Backend):
             return grouped_operation(group, setting)
         found = entry_of(OPERATIONS, layer)
         assert found is not None, layer.kind
-        return found
+        return ShardedBatchNorm if setting.shards and found is BatchNormOperation else found
 
     def needs(self, group: Group, setting: Setting) -> GroupNeeds:
         operation, layer = self.operation(group, setting), group.head.layer
         needs = operation.needs(group, setting)
+        if _launches_shards(operation, group, setting):
+            needs = sharded_needs(needs, group, setting.shards)
         if folds_batch_norm(group):
             return folded_needs(needs, group, keeps=False)
         if isinstance(layer, Conv2d) and not layer.bias and operation.reads_bias:
@@ -370,10 +382,18 @@ class CudaBackend(Backend):
         self, group: Group, phases: Collection[Phase], arrays: Arrays, replica: Replica
     ) -> Mapping[Phase, Kernel]:
         assert isinstance(replica, CudaReplica)
-        operation = self.operation(group, replica.plan.setting.of(group))
+        setting = replica.plan.setting.of(group)
+        operation = self.operation(group, setting)
         if folds_batch_norm(group):
             return bind_folded(operation, group, arrays, replica)
-        return operation(group, arrays, replica).kernels(phases)
+        weight = Phase.BACKWARD_WEIGHT
+        if weight not in phases or not _launches_shards(operation, group, setting):
+            return operation(group, arrays, replica).kernels(phases)
+        others = [phase for phase in phases if phase is not weight]
+        access = self.needs(group, setting).phases[weight]
+        bind = partial(operation, group, replica=replica)
+        sharded = ShardedWeightGradient(bind, group, access, arrays, replica)
+        return {**bind(arrays).kernels(others), weight: sharded}
 
     def bind_additions(self, replica: Replica, additions: Sequence[GradientAddition]) -> Kernel:
         assert isinstance(replica, CudaReplica)
@@ -393,22 +413,34 @@ class CudaBackend(Backend):
         name, macros = loss_kernel(replica.plan.network.loss)
         precision = 2 if output.dtype == np.uint16 else 0
         defines, options = loss_options(replica)
-        function = device.function(
-            "losses.cu", name, SAMPLE_LANES=lanes, PRECISION=precision, **defines, **macros
-        )
+        compiled = partial(
+            device.function, "losses.cu", name, SAMPLE_LANES=lanes, PRECISION=precision,
+            **defines, **macros,
+        )  # fmt: skip
+        function = compiled()
         block_sums = device.zeros((1 + loss_blocks(replica.plan.batch_size * lanes),), "uint64")
         dz = output if gradient is None else gradient
-        arrays = output, target, dz, sums, replica.numbers, block_sums
+
+        def enqueue(
+            kernel: Function, context: Context, blocks: tuple[int, int],
+            results: tuple[Array, Array], *last: np.generic,
+        ) -> None:  # fmt: skip
+            backward = np.int32(context.training and gradient is not None)
+            sizes = np.int32(context.n), np.int32(outputs), np.float32(context.scale)
+            arrays = output, target, dz, results[0], replica.numbers, results[1]
+            grid = blocks[0], 1, blocks[1]
+            kernel(grid, (LOSS_THREADS, 1, 1), [*arrays, *sizes, backward, *options, *last])
 
         def run(context: Context) -> None:
-            backward = np.int32(context.training and gradient is not None)
-            function(
-                (loss_blocks(context.n * lanes), 1, 1), (LOSS_THREADS, 1, 1),
-                [*arrays, np.int32(context.n), np.int32(outputs), np.float32(context.scale),
-                 backward, *options],
-            )  # fmt: skip
+            blocks = loss_blocks(context.n * lanes), 1
+            enqueue(function, context, blocks, (sums, block_sums))
 
-        return run
+        shards = replica.plan.micro_shards
+        if shards is None or gradient is None:
+            return run
+        sharded = partial(enqueue, compiled(**shard_macros(shards), MICRO_SHARDS=1))
+        run_shards = _sharded_loss(replica, lanes, sharded)
+        return lambda context: (run_shards if context.training else run)(context)
 
     def bind_update(self, replica: Replica, elements: slice) -> Kernel:
         assert isinstance(replica, CudaReplica)
@@ -489,6 +521,11 @@ class CudaBackend(Backend):
             )
 
 
+def _launches_shards(operation: type[Operation[Any]], group: Group, setting: Setting) -> bool:
+    """Return whether each micro-shard has a launch of its own for the weight gradient."""
+    return setting.shards > 1 and not operation.joins_shards(group, setting)
+
+
 def _with_unused_bias(needs: GroupNeeds, filters: int) -> GroupNeeds:
     """Return the needs of a convolution without bias, whose kernels add one.
 
@@ -503,6 +540,29 @@ def _with_unused_bias(needs: GroupNeeds, filters: int) -> GroupNeeds:
         phases[Phase.BACKWARD_WEIGHT] = replace(backward, writes=(*backward.writes, "dbias"))
         buffers["dbias"] = spec
     return replace(needs, phases=phases, buffers=buffers, kept=(*needs.kept, "bias"))
+
+
+def _sharded_loss(
+    replica: CudaReplica, lanes: int, enqueue: Callable[..., None]
+) -> Callable[[Context], None]:
+    """Return the stage of the loss that sums each micro-shard.
+
+    Args:
+        replica: its plan has micro-shards.
+        lanes: threads that share a sample.
+        enqueue: enqueues the kernel, for a context, with its blocks and those of micro-shards, the
+            arrays that receive the loss sums and the sums of blocks, and the last arguments.
+    """
+    shards, pitch = replica.plan.setting.shards, np.int32(replica.gradient_slots.shape[1])
+    blocks = loss_blocks(replica.plan.setting.shard_size * lanes)
+    slots = replica.gradient_slots.reshape(-1)[replica.plan.trained.size :]
+    scratch = replica.device.zeros((shards * (1 + blocks) + 1 + shards,), "uint64")
+
+    def run(context: Context) -> None:
+        last = *shard_arguments(context), pitch
+        enqueue(context, (blocks, shards), (slots, scratch), *last)
+
+    return run
 
 
 def _update_kernel(rule: Optimizer) -> tuple[str, list[np.generic]]:

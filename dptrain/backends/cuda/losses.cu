@@ -5,7 +5,10 @@
 //     dz         (n, F)   gradient, written if `backward` is not 0
 //     weights    (n,)     float32, factors of the losses of the samples, if WEIGHTED is 1
 //     loss_sums  (3,)     loss · scale, number of correct predictions, stop request
-//     scratch    (1 + gridDim.x,) uint64, 0 before the first launch
+//     scratch    (1 + gridDim.x,) uint64, 0 before the first launch; with MICRO_SHARDS
+//                (gridDim.z · (1 + gridDim.x) + 1 + gridDim.z,)
+//
+// With MICRO_SHARDS (micro_shards.cuh), the loss sums of slot s start at loss_sums[s · slot_pitch].
 //
 // A loss in loss_sums that is not finite stays: the minibatch of the next step may have been loaded
 // before that loss was known, and no later step may update the parameters.
@@ -20,6 +23,7 @@
 #include "precision.cuh"
 #include "dependent_launch.cuh"
 #include "hyperparameters.cuh"
+#include "micro_shards.cuh"
 
 #ifndef SAMPLE_LANES
 #define SAMPLE_LANES 16
@@ -48,6 +52,15 @@
 #define WEIGHT(sample) 1.0f
 #endif
 
+// The last arguments.
+#if MICRO_SHARDS
+#define LAST_PARAMETERS SHARDS_PARAMETERS, int slot_pitch
+#define REDUCE_ARGUMENTS , slot_pitch
+#else
+#define LAST_PARAMETERS
+#define REDUCE_ARGUMENTS
+#endif
+
 constexpr int THREADS = 512;
 constexpr unsigned FULL_WARP = 0xFFFFFFFFu;
 
@@ -58,7 +71,33 @@ using PackedSum = unsigned long long;
 struct LossSum {
     float loss;
     int correct;
+
+    __device__ LossSum operator+(const LossSum& other) const {
+        return {loss + other.loss, correct + other.correct};
+    }
 };
+
+__device__ inline PackedSum pack(const LossSum& sum) {
+    return PackedSum(__float_as_uint(sum.loss)) << 32 | unsigned(sum.correct);
+}
+
+__device__ inline LossSum unpack(PackedSum packed) {
+    return {__uint_as_float(unsigned(packed >> 32)), int(unsigned(packed))};
+}
+
+// Store the sum of block `index` of `blocks` for the last one to finish, and return true in it.
+// scratch (1 + blocks,).
+__device__ inline bool is_last(PackedSum* scratch, int index, int blocks, const LossSum& own) {
+    atomicExch(&scratch[1 + index], pack(own));
+    __threadfence();
+    if (atomicAdd(&scratch[0], PackedSum(1)) != blocks - 1) return false;
+    atomicExch(&scratch[0], PackedSum(0));
+    return true;
+}
+
+__device__ inline LossSum sum_of_block(PackedSum* scratch, int index) {
+    return unpack(atomicAdd(&scratch[1 + index], PackedSum(0)));
+}
 
 // Sum over the block; the result is valid in thread 0.
 __device__ inline LossSum block_sum(LossSum own) {
@@ -77,36 +116,44 @@ __device__ inline LossSum block_sum(LossSum own) {
     return own;
 }
 
+__device__ inline void store_sums(float* loss_sums, const LossSum& sum, float stop) {
+    if (is_finite(loss_sums[0])) loss_sums[0] = sum.loss;
+    loss_sums[1] = float(sum.correct);
+    loss_sums[2] = stop;
+}
+
 // Add the sums of all threads of all blocks, multiply the loss by `factor` and store the loss sums.
 __device__ inline void reduce_blocks(LossSum own, float factor, float* loss_sums,
-                                     const float* hyperparameters, PackedSum* scratch) {
+                                     const float* hyperparameters, PackedSum* scratch,
+                                     int slot_pitch = 0) {
     const float stop = hyperparameters[STOP_REQUESTED];
+#if MICRO_SHARDS
+    PackedSum* const shards = scratch + gridDim.z * (1 + gridDim.x);
+#endif
+    scratch += blockIdx.z * (1 + gridDim.x);
     own = block_sum(own);
     if (gridDim.x > 1) {
         __shared__ bool last;
-        if (threadIdx.x == 0) {
-            const PackedSum found =
-                PackedSum(__float_as_uint(own.loss)) << 32 | unsigned(own.correct);
-            atomicExch(&scratch[1 + blockIdx.x], found);
-            __threadfence();
-            last = atomicAdd(&scratch[0], PackedSum(1)) == gridDim.x - 1;
-        }
+        if (threadIdx.x == 0) last = is_last(scratch, blockIdx.x, gridDim.x, own);
         __syncthreads();
         if (!last) return;
         own = {0.0f, 0};
-        for (int block = threadIdx.x; block < gridDim.x; block += THREADS) {
-            const PackedSum found = atomicAdd(&scratch[1 + block], PackedSum(0));
-            own.loss += __uint_as_float(unsigned(found >> 32));
-            own.correct += int(unsigned(found));
-        }
+        for (int block = threadIdx.x; block < gridDim.x; block += THREADS)
+            own = own + sum_of_block(scratch, block);
         own = block_sum(own);
-        if (threadIdx.x == 0) atomicExch(&scratch[0], PackedSum(0));
     }
-    if (threadIdx.x == 0) {
-        if (is_finite(loss_sums[0])) loss_sums[0] = own.loss * factor;
-        loss_sums[1] = float(own.correct);
-        loss_sums[2] = stop;
-    }
+    if (threadIdx.x) return;
+    own.loss *= factor;
+#if MICRO_SHARDS
+    if (!is_last(shards, blockIdx.z, gridDim.z, own)) return;
+    const auto at = [&](int shard) { return sum_of_block(shards, shard); };
+    const auto take = [&](int slot, const LossSum& sum) {
+        store_sums(loss_sums + (long long)slot * slot_pitch, sum, slot ? 0.0f : stop);
+    };
+    OWN_SHARDS
+#else
+    store_sums(loss_sums, own, stop);
+#endif
 }
 
 // This thread's part of a sample: outputs lane, lane + SAMPLE_LANES, … All lanes of a warp run the
@@ -115,6 +162,15 @@ struct LaneRange {
     int lane = threadIdx.x % SAMPLE_LANES, offset = threadIdx.x % 32 / SAMPLE_LANES;
     int first = int(blockIdx.x * THREADS + threadIdx.x) / SAMPLE_LANES - offset;
     int stride = gridDim.x * (THREADS / SAMPLE_LANES);
+    int end;  // One past the last sample.
+
+    __device__ explicit LaneRange(int samples) : end(samples) {}
+    // With MICRO_SHARDS.
+    __device__ LaneRange(int, int shard_samples, int larger_shards) {
+        const SampleRange own = own_shard(shard_samples, larger_shards);
+        first += own.first;
+        end = own.first + own.count;
+    }
 };
 
 template <class T, class F> __device__ inline T reduce_lanes(T value, F combine) {
@@ -157,13 +213,14 @@ __device__ inline RowMaximum row_maximum(const T* row, int outputs, int lane) {
 extern "C" __global__ void __launch_bounds__(THREADS)
     softmax_cross_entropy(const Number* z, const int* labels, Number* dz, float* loss_sums,
                           const float* hyperparameters, PackedSum* scratch, int n, int outputs,
-                          float scale, int backward SMOOTHING_PARAMETER WEIGHTS_PARAMETER) {
+                          float scale,
+                          int backward SMOOTHING_PARAMETER WEIGHTS_PARAMETER LAST_PARAMETERS) {
     wait_for_previous_kernel();
-    const LaneRange lanes;
+    const LaneRange lanes(n SHARDS_ARGUMENTS);
     LossSum own_sum = {0.0f, 0};
-    for (int first = lanes.first; first < n; first += lanes.stride) {
+    for (int first = lanes.first; first < lanes.end; first += lanes.stride) {
         const int sample = first + lanes.offset;
-        const bool there = sample < n;
+        const bool there = sample < lanes.end;
         const Number* row = z + (there ? sample : 0) * outputs;
         const int label = labels[there ? sample : 0];
         const float weight = WEIGHT(there ? sample : 0);
@@ -194,7 +251,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             dz[sample * outputs + k] = from_float<Number>((share - wanted) * (weight * scale));
         }
     }
-    reduce_blocks(own_sum, scale, loss_sums, hyperparameters, scratch);
+    reduce_blocks(own_sum, scale, loss_sums, hyperparameters, scratch REDUCE_ARGUMENTS);
 }
 
 // The same loss from logs = log softmax(z), for a library that computes softmax: dlogs (n, F) is the
@@ -203,13 +260,13 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     negative_log_likelihood(const float* z, const float* logs, const int* labels, float* dlogs,
                             float* loss_sums, const float* hyperparameters, PackedSum* scratch,
                             int n, int outputs, float scale,
-                            int backward SMOOTHING_PARAMETER WEIGHTS_PARAMETER) {
+                            int backward SMOOTHING_PARAMETER WEIGHTS_PARAMETER LAST_PARAMETERS) {
     wait_for_previous_kernel();
-    const LaneRange lanes;
+    const LaneRange lanes(n SHARDS_ARGUMENTS);
     LossSum own_sum = {0.0f, 0};
-    for (int first = lanes.first; first < n; first += lanes.stride) {
+    for (int first = lanes.first; first < lanes.end; first += lanes.stride) {
         const int sample = first + lanes.offset;
-        const bool there = sample < n;
+        const bool there = sample < lanes.end;
         const int start = (there ? sample : 0) * outputs, label = labels[there ? sample : 0];
         const float weight = WEIGHT(there ? sample : 0), factor = weight * scale;
         const RowMaximum best = row_maximum(z + start, outputs, lanes.lane);
@@ -232,7 +289,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             dlogs[start + k] = k == label ? -factor : 0.0f;
 #endif
     }
-    reduce_blocks(own_sum, scale, loss_sums, hyperparameters, scratch);
+    reduce_blocks(own_sum, scale, loss_sums, hyperparameters, scratch REDUCE_ARGUMENTS);
 }
 
 // Loss = mean over classes of d², where p = softmax(z) and d = p − onehot(label);
@@ -240,15 +297,15 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 extern "C" __global__ void __launch_bounds__(THREADS)
     softmax_squared_error(const Number* z, const int* labels, Number* dz, float* loss_sums,
                           const float* hyperparameters, PackedSum* scratch, int n, int outputs,
-                          float scale, int backward WEIGHTS_PARAMETER) {
+                          float scale, int backward WEIGHTS_PARAMETER LAST_PARAMETERS) {
     wait_for_previous_kernel();
     const float factor = scale / outputs;
     const auto add = [](float a, float b) { return a + b; };
-    const LaneRange lanes;
+    const LaneRange lanes(n SHARDS_ARGUMENTS);
     LossSum own_sum = {0.0f, 0};
-    for (int first = lanes.first; first < n; first += lanes.stride) {
+    for (int first = lanes.first; first < lanes.end; first += lanes.stride) {
         const int sample = first + lanes.offset;
-        const bool there = sample < n;
+        const bool there = sample < lanes.end;
         const Number* row = z + (there ? sample : 0) * outputs;
         const int label = labels[there ? sample : 0];
         const float weight = WEIGHT(there ? sample : 0);
@@ -278,7 +335,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             dz[sample * outputs + k] = from_float<Number>(slope * (weight * factor));
         }
     }
-    reduce_blocks(own_sum, factor, loss_sums, hyperparameters, scratch);
+    reduce_blocks(own_sum, factor, loss_sums, hyperparameters, scratch REDUCE_ARGUMENTS);
 }
 
 // The function of an output z and its target y, and its derivative by z. backend.py writes them from
@@ -303,16 +360,16 @@ __device__ inline float loss_slope(float z, float y) { LOSS_SLOPE }
 extern "C" __global__ void __launch_bounds__(THREADS)
     LOSS_NAME(const Number* z, const float* target, Number* dz, float* loss_sums,
               const float* hyperparameters, PackedSum* scratch, int n, int outputs, float scale,
-              int backward WEIGHTS_PARAMETER) {
+              int backward WEIGHTS_PARAMETER LAST_PARAMETERS) {
     wait_for_previous_kernel();
     const float factor = scale / outputs;
-    const LaneRange lanes;
+    const LaneRange lanes(n SHARDS_ARGUMENTS);
     LossSum own_sum = {0.0f, 0};
-    for (int first = lanes.first; first < n; first += lanes.stride) {
+    for (int first = lanes.first; first < lanes.end; first += lanes.stride) {
         const int sample = first + lanes.offset;
-        const float weight = WEIGHT(sample < n ? sample : 0);
+        const float weight = WEIGHT(sample < lanes.end ? sample : 0);
         int wrong = !BINARY_TARGETS;
-        for (int k = lanes.lane; k < outputs && sample < n; k += SAMPLE_LANES) {
+        for (int k = lanes.lane; k < outputs && sample < lanes.end; k += SAMPLE_LANES) {
             const int i = sample * outputs + k;
             const float value = to_float(z[i]), y = target[i];
             own_sum.loss += weight * loss_value(value, y);
@@ -320,7 +377,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             if (backward) dz[i] = from_float<Number>(loss_slope(value, y) * (weight * factor));
         }
         wrong = reduce_lanes(wrong, [](int a, int b) { return a + b; });
-        own_sum.correct += sample < n && lanes.lane == 0 && wrong == 0;
+        own_sum.correct += sample < lanes.end && lanes.lane == 0 && wrong == 0;
     }
-    reduce_blocks(own_sum, factor, loss_sums, hyperparameters, scratch);
+    reduce_blocks(own_sum, factor, loss_sums, hyperparameters, scratch REDUCE_ARGUMENTS);
 }

@@ -69,6 +69,11 @@ class Operation(ABC, Generic[L]):
         return {}
 
     @classmethod
+    def joins_shards(cls, group: Group, setting: Setting) -> bool:
+        """Return whether one launch computes the weight gradients of all micro-shards."""
+        return False
+
+    @classmethod
     def sum_rows(cls, group: Group, setting: Setting) -> int:
         """Return the rows of sums of the output that forward can write; 0 if it cannot."""
         return 0

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -24,11 +25,17 @@ from dptrain.backends.cuda.elementwise.dropout import DropoutKernels
 from dptrain.backends.cuda.epilogues import Epilogue, PoolEpilogue, epilogue_of
 from dptrain.backends.cuda.operation import L, Operation, vector_width
 from dptrain.backends.cuda.replica import PRECISIONS
+from dptrain.backends.cuda.shards import bind_sum, shard_arguments
 from dptrain.backends.replica import Context, Kernel
 from dptrain.network.activations import ReLU
 from dptrain.network.layers import Conv2d, Dropout, MaxPool2d
 from dptrain.network.normalization import BatchNorm2d
-from dptrain.plan.lowering import BufferSpec, Group, Phase
+from dptrain.plan.lowering import BufferSpec, Group, Phase, Setting
+
+MAX_GRID_Z = 65535
+"""Largest number of blocks of a grid in z.
+
+Source: CUDA C++ Programming Guide, section "Compute Capabilities"."""
 
 NO_EPILOGUE, RELU, RELU_POOL = range(3)
 """Epilogues that are fused into product kernels, ``EPILOGUE`` of ``epilogue.cuh``."""
@@ -76,13 +83,29 @@ class WeightedOperation(Operation[L]):
     in every run.
     """
 
-    @staticmethod
-    def add_partial_buffer(group: Group, split_k: SplitK, buffers: dict[str, BufferSpec]) -> None:
-        """Add the buffer for the split-K parts of the weight gradient, if there are several."""
+    @classmethod
+    def wgrad_split(cls, group: Group, setting: Setting) -> SplitK:
+        """Return the split-K of the weight gradient."""
+        raise NotImplementedError
+
+    @classmethod
+    def joins_shards(cls, group: Group, setting: Setting) -> bool:
+        return cls.wgrad_split(group, setting).count * setting.shards <= MAX_GRID_Z
+
+    @classmethod
+    def add_partial_buffer(
+        cls, group: Group, setting: Setting, buffers: dict[str, BufferSpec]
+    ) -> None:
+        """Add the buffer for the parts of the weight gradient, if there are several.
+
+        They are those of split-K, and of micro-shards in one launch.
+        """
         weight, filters = group.head.parameters[0], group.head.output_maps[0]
-        if split_k.count > 1:
-            shape = (split_k.count, weight.size + filters)
-            buffers["partial"] = BufferSpec(shape, "float32")
+        parts = cls.wgrad_split(group, setting).count
+        if setting.shards > 1 and cls.joins_shards(group, setting):
+            parts *= setting.shards
+        if parts > 1:
+            buffers["partial"] = BufferSpec((parts, weight.size + filters), "float32")
 
     def forward(self) -> Kernel:
         """Return the stage that writes y."""
@@ -155,9 +178,12 @@ class WeightedOperation(Operation[L]):
         trailing: Callable[[int, int], Sequence[np.generic]],
         *,
         bias_row: bool = True,
-        tensor_maps: Callable[[int], Sequence[np.void]] = lambda n: (),
+        tensor_maps: Callable[[int, int], Sequence[np.void]] = lambda start, stop: (),
     ) -> Kernel:
         """Return the stage of the weight gradient, with the split-K reduction if it has parts.
+
+        With several micro-shards of this rank, blocks with another z compute each of them, and the
+        reduction adds them along their tree.
 
         Args:
             file, name: of the product kernel.
@@ -168,18 +194,23 @@ class WeightedOperation(Operation[L]):
             trailing: function from the number of samples and the terms of a part to the kernel's
                 arguments after the gradients.
             bias_row: whether the product has one more row, the gradient of the bias.
-            tensor_maps: function from the number of samples to TMA descriptors, which are passed
-                together as the very first argument.
+            tensor_maps: function from the first sample and the one after the last to TMA
+                descriptors, which are passed together as the very first argument.
         """
         weight, columns = self.group.head.parameters[0], self.group.head.output_maps[0]
         rows = weight.size // columns + bias_row
         tile, split_k = config.tile, config.split_k
         defines = {**tile.defines, **self.defines, "EPILOGUE": self.undone_epilogue}
-        if tensor_maps(self.batch_size):
-            defines["TENSOR_MAPS"] = len(tensor_maps(self.batch_size))
+        num_maps = len(tensor_maps(0, self.batch_size))
+        if num_maps:
+            defines["TENSOR_MAPS"] = num_maps
+        if self.setting.shards > 1 and self.joins_shards(self.group, self.setting):
+            return self._joined_wgrad_product(
+                (file, name, defines), config, inputs, trailing, rows, tensor_maps
+            )
 
         def first(n: int) -> list[Any]:
-            return [*joined_maps(tensor_maps(n)), *inputs]
+            return [*joined_maps(tensor_maps(0, n)), *inputs]
 
         multiply = self.device.function(file, name, **defines)
         dw, db = self.arrays["dweight"].reshape(-1), self.arrays["dbias"]
@@ -212,6 +243,45 @@ class WeightedOperation(Operation[L]):
             launch_reduction(reduce, vectors, partial, np.int32(parts), dw, sizes[0], db, sizes[1])
 
         return run_split_k
+
+    def _joined_wgrad_product(
+        self,
+        kernel: tuple[str, str, dict[str, int]],
+        config: GemmConfig,
+        inputs: tuple[Any, ...],
+        trailing: Callable[[int, int], Sequence[np.generic]],
+        rows: int,
+        tensor_maps: Callable[[int, int], Sequence[np.void]],
+    ) -> Kernel:
+        """Return the stage of the weight gradients of all micro-shards of this rank.
+
+        Args:
+            kernel: file, name and macros of the product kernel.
+            rows: of the product.
+            config, inputs, trailing, tensor_maps: as for `wgrad_product`.
+        """
+        file, name, defines = kernel
+        shards, tile, parts = self.setting.shards, config.tile, config.split_k.count
+        if "TENSOR_MAPS" in defines:
+            defines["TENSOR_MAPS"] *= shards
+        multiply = self.device.function(file, name, MICRO_SHARDS=1, **defines)
+        weights, partial = self.group.head.parameters[0].size, self.arrays["partial"]
+        add = bind_sum(self.group, self.arrays, self.replica, partial, weights, parts)
+        flat = partial.reshape(-1)
+        grid = tile.grid(rows, self.group.head.output_maps[0], parts * shards)
+
+        def run(context: Context) -> None:
+            ends = pairwise(context.bounds.tolist())
+            maps = joined_maps([each for start, stop in ends for each in tensor_maps(start, stop)])
+            last = *trailing(context.n, config.split_k.terms), *shard_arguments(context)
+            multiply(
+                grid, tile.block,
+                [*maps, *inputs, flat, flat[weights:], *last, np.int32(parts)],
+                shared_bytes=tile.shared_bytes,
+            )  # fmt: skip
+            add()
+
+        return run
 
     def product(
         self,

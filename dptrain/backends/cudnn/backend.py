@@ -63,6 +63,8 @@ class CudnnBackend(CudaBackend):
     allowed = REPRODUCIBLE
     # Each buffer would need graphs of its own, which cuDNN takes long to build.
     double_buffers_input = False
+    # cuDNN selects engines by the number of samples.
+    supports_shards = False
     inference_fusions = ((Add, ReLU),)
 
     @cached_property

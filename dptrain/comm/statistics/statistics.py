@@ -86,7 +86,8 @@ class StatisticsSum(ABC):
     def enqueue(self, statistics: SummedStatistics) -> None:
         """Replace statistics in device memory by their sums over all ranks.
 
-        They are added in the order of ranks. Only sums for devices implement this.
+        They are added in the order of ranks. With micro-shards they are rows of numbers, which are
+        0 on all ranks but one, so that the sum collects them. Only sums for devices implement this.
         """
         raise NotImplementedError(f"{type(self).__name__} sums in host memory")
 

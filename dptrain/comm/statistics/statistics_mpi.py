@@ -7,6 +7,7 @@ them in about the same time. Cost model: log₂(P) messages of α + β · bytes.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from mpi4py import MPI
@@ -55,7 +56,9 @@ class MpiStatisticsSum(StatisticsSum):
 
     def __init__(self, world: World, plan: Plan, memory: Memory) -> None:
         super().__init__(world)
-        self._parts, self._memory = Parts.of(plan, world.size), memory
+        # The kernels of a device add micro-shards themselves.
+        added = replace(plan, micro_shards=None) if memory.asynchronous else plan
+        self._parts, self._memory = Parts.of(added, world.size), memory
         assert world.comm is not None
         # Sums of gradients are in progress on the communicator of the world.
         world.barrier()  # It has a time limit, unlike the call that follows.

@@ -78,6 +78,14 @@ class GradientSum(ABC):
         return 0
 
     @property
+    def contributions(self) -> NDArray[Any]:
+        """What this rank adds to the sum, (gradient slots, elements); without slots, `gradients`.
+
+        If gradients are summed in host memory, the engine of a device copies them here.
+        """
+        return self.gradients[None]
+
+    @property
     def updated_slices(self) -> tuple[slice, ...]:
         """Elements of the flat arrays that this rank updates in a step."""
         return (slice(0, self.num_parameters),)

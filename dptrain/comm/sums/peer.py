@@ -1,6 +1,7 @@
 """Sums over the GPUs of one node by kernels that write to each other's memory.
 
-Numbers are added in the order of the ranks, so all ranks compute the same bits.
+Numbers are added in the order of the ranks, or along the tree of micro-shards, so all ranks compute
+the same bits.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from dptrain.backends.cuda.device.device import Array, Device, Function
+from dptrain.backends.cuda.device.device import Array, Device, Function, Macro
 from dptrain.backends.device_replica import SummedStatistics
 from dptrain.backends.replica import Replica
 from dptrain.comm.collective import call_on_all_ranks
@@ -20,6 +21,7 @@ from dptrain.comm.sums.enqueued import Carrier, Shared
 from dptrain.comm.world import World
 from dptrain.errors import UserError
 from dptrain.plan.flat import SUMS
+from dptrain.plan.shards import rank_contributions, sum_expression
 
 VECTOR = 4
 """Numbers that ``all_reduce.cu`` sends by one instruction: 16 bytes."""
@@ -144,11 +146,11 @@ class Peers(Carrier):
         self._loss_sums = replica.flat_gradients[first : first + len(SUMS)]
         self._timeout_ns = np.uint64(1e9 * (world.timeout if timeout_s is None else timeout_s))
         self._timed_out = self.device.zeros((1,), "uint32")
-        self._one_shot = self.device.function(
-            "all_reduce.cu", "one_shot_all_reduce", RANKS=world.size
-        )
-        self._two_shot = self.device.function(
-            "all_reduce.cu", "two_shot_all_reduce", RANKS=world.size
+        self._one_shot, self._two_shot = (
+            self.device.function(
+                "all_reduce.cu", f"{name}_all_reduce", RANKS=world.size, **_order(world, replica)
+            )
+            for name in ("one_shot", "two_shot")
         )
         self._channels: dict[int, Channel] = {}
         vectors = 0
@@ -248,6 +250,16 @@ class Peers(Carrier):
 
     def close(self) -> None:
         self._buffers.close()
+
+
+def _order(world: World, replica: Replica) -> dict[str, Macro]:
+    """Return the macro of the order of summation, if it follows the tree of micro-shards."""
+    shards = replica.plan.micro_shards
+    if shards is None or world.size == 2:  # The order of two numbers is irrelevant.
+        return {}
+    _, merges = rank_contributions(shards.total, world.size, shards.counts)
+    (total,) = sum_expression(merges)
+    return {"RANKS_SUM": total}
 
 
 def peer_error(world: World, replica: Replica) -> str | None:

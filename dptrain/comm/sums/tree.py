@@ -25,10 +25,19 @@ from dptrain.comm.sums.central import CentralSum
 from dptrain.comm.world import PIECE, World
 from dptrain.plan.buckets import Bucket
 from dptrain.plan.flat import ALIGNMENT
+from dptrain.plan.plan import Plan
 from dptrain.plan.shards import add_in_order, rank_contributions
 
 Pending = tuple[MPI.Request, slice, NDArray[Any]]
 """A transfer of contributions to some elements of the gradient, and where they arrive."""
+
+
+def slots_in_host_memory(replica: Replica) -> NDArray[Any]:
+    """Return the gradient slots of a replica, or a copy if they are in the memory of a device."""
+    slots = replica.gradient_slots
+    if not replica.memory.asynchronous:
+        return slots
+    return replica.memory.host_copy(slots.reshape(-1)).reshape(slots.shape)
 
 
 class _Contributions:
@@ -36,13 +45,13 @@ class _Contributions:
 
     Args:
         world: the ranks.
-        replica: its plan has micro-shards.
+        plan: has micro-shards.
+        own: the gradient slots of this rank, in host memory.
     """
 
-    def __init__(self, world: World, replica: Replica) -> None:
-        assert replica.plan.micro_shards is not None
-        self.own = replica.gradient_slots
-        shards = replica.plan.micro_shards
+    def __init__(self, world: World, plan: Plan, own: NDArray[Any]) -> None:
+        assert plan.micro_shards is not None
+        self.own, shards = own, plan.micro_shards
         self.counts, self._merges = rank_contributions(shards.total, world.size, shards.counts)
 
     def pieces(self, bucket: Bucket) -> Iterator[slice]:
@@ -75,7 +84,7 @@ class TreeSum(GradientSum):
 
     Args:
         world: the ranks.
-        replica: has the gradient slots; its plan has micro-shards.
+        replica: has the gradient slots; its plan has micro-shards. Those of a device are copied.
         buckets: of the flat gradient.
     """
 
@@ -83,10 +92,16 @@ class TreeSum(GradientSum):
     transport: ClassVar[str] = "mpi"
 
     def __init__(self, world: World, replica: Replica, buckets: tuple[Bucket, ...]) -> None:
-        super().__init__(world, replica.flat_gradients, replica.plan.trained.size, buckets)
+        slots = slots_in_host_memory(replica)
+        gradients = slots[0][: replica.flat_gradients.size]
+        super().__init__(world, gradients, replica.plan.trained.size, buckets)
         assert world.comm is not None
-        self.comm, self._slots = world.comm, _Contributions(world, replica)
+        self.comm, self._slots = world.comm, _Contributions(world, replica.plan, slots)
         self._pending: list[tuple[int, Pending]] = []
+
+    @property
+    def contributions(self) -> NDArray[Any]:
+        return self._slots.own
 
     def _bounds(self, elements: slice) -> list[int]:
         """Return the bounds of the slice of each rank, from `elements.start`."""
@@ -136,15 +151,21 @@ class CentralTreeSum(CentralSum):
 
     Args:
         world: the ranks.
-        replica: has the gradient slots; its plan has micro-shards.
+        replica: has the gradient slots; its plan has micro-shards. Those of a device are copied.
         buckets: of the flat gradient.
     """
 
     def __init__(self, world: World, replica: Replica, buckets: tuple[Bucket, ...]) -> None:
+        slots = slots_in_host_memory(replica)
+        gradients = slots[0][: replica.flat_gradients.size]
         trained = replica.flat_parameters[: replica.plan.trained.size]
-        super().__init__(world, replica.flat_gradients, buckets, trained, replica.memory)
-        self._slots = _Contributions(world, replica)
+        super().__init__(world, gradients, buckets, trained, replica.memory)
+        self._slots = _Contributions(world, replica.plan, slots)
         self._pending: list[tuple[int, Pending]] = []
+
+    @property
+    def contributions(self) -> NDArray[Any]:
+        return self._slots.own
 
     def _start(self, bucket: int) -> None:
         for elements in self._slots.pieces(self.buckets[bucket]):

@@ -13,84 +13,35 @@ of processors or devices are not compared with each other, because they may roun
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from typing import TYPE_CHECKING, NamedTuple, NoReturn
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
-from numpy.typing import NDArray
 
-from dptrain.backends.digests import PARAMETERS, STATISTICS, StateDigests, Tensor, tensors_text
+from dptrain.backends.digests import PARAMETERS, STATISTICS, StateDigests, Tensor
 from dptrain.comm.world import AgreedError, CorruptedError
 from dptrain.errors import UserError
+from dptrain.texts import command_line
 from dptrain.training.callbacks import Callback
-from dptrain.training.digests.guard import ADVICE, CorruptedSliceError
-from dptrain.training.spec import RankSpec
+from dptrain.training.digests.differences import (
+    Difference,
+    Digests,
+    difference_text,
+    find_difference,
+    hardware,
+    merged,
+)
+from dptrain.training.digests.guard import CorruptedSliceError
+from dptrain.training.persistence.snapshots import newest_step
 
 if TYPE_CHECKING:
     from dptrain.training.engines import StepResult
     from dptrain.training.job import Job
     from dptrain.training.trainer import Trainer
 
-Digests = NDArray[np.uint64]
-
 _Part = tuple[tuple[Tensor, ...], Callable[[], Digests], list[tuple[int, ...]]]
 """Tensors, what computes their digests on this rank, and the ranks of each replica of them."""
-
-
-class Difference(NamedTuple):
-    """A difference between replicas.
-
-    Attributes:
-        ranks: of each tensor those of the replicas that differ; of all if no majority agrees.
-        tensors: that differ, in the order of the state.
-        is_minority: True if most replicas agree on each tensor, and `ranks` are the others.
-    """
-
-    ranks: tuple[int, ...]
-    tensors: tuple[Tensor, ...]
-    is_minority: bool
-
-
-def find_difference(
-    tensors: Sequence[Tensor], replicas: Mapping[tuple[int, ...], Digests]
-) -> Difference | None:
-    """Return how the digests of replicas differ; None if they are equal.
-
-    Args:
-        tensors: the names of the digests.
-        replicas: digests, uint64 (tensors,), by the ranks of each replica.
-
-    Example:
-        >>> tensors = [Tensor("parameters", "fc.weight"), Tensor("parameters", "fc.bias")]
-        >>> values = {(0,): [1, 2], (1,): [1, 3], (2,): [1, 2]}
-        >>> find_difference(tensors, {ranks: np.array(d) for ranks, d in values.items()}).ranks
-        (1,)
-    """
-    blamed: set[int] = set()
-    different, is_minority = [], True
-    for number, tensor in enumerate(tensors):
-        values = {ranks: int(digests[number]) for ranks, digests in replicas.items()}
-        counts = Counter(values.values())
-        if len(counts) <= 1:
-            continue
-        common, count = counts.most_common(1)[0]
-        has_majority = 2 * count > len(values)
-        is_minority = is_minority and has_majority
-        different.append(tensor)
-        for ranks, value in values.items():
-            blamed |= set(ranks) if not has_majority or value != common else set()
-    return Difference(tuple(sorted(blamed)), tuple(different), is_minority) if different else None
-
-
-def merged(differences: Sequence[Difference]) -> Difference | None:
-    """Return differences as one; None if there are none."""
-    if not differences:
-        return None
-    ranks = sorted({rank for each in differences for rank in each.ranks})
-    tensors = dict.fromkeys(tensor for each in differences for tensor in each.tensors)
-    return Difference(tuple(ranks), tuple(tensors), all(each.is_minority for each in differences))
 
 
 class StateComparison:
@@ -119,7 +70,7 @@ class StateComparison:
                 StateDigests(replica, each) for each in job.engine.gradient_sum.updated_slices
             ]
             self._parts.append((names, lambda: _added(names, slices), nodes))
-        self._hardware = [_hardware(rank) for rank in job.run_spec.ranks]
+        self._hardware = [hardware(rank) for rank in job.run_spec.ranks]
 
     def compare(self, error: CorruptedSliceError | None = None) -> Difference | None:
         """Return how the replicas differ, the same on every rank; all ranks call this.
@@ -182,10 +133,6 @@ def _added(names: Sequence[Tensor], slices: Sequence[StateDigests]) -> Digests:
     return np.array(list(sums.values()), np.uint64)
 
 
-def _hardware(rank: RankSpec) -> str:
-    return f"{rank.processor}, {rank.device}, {rank.backend} {rank.precision}"
-
-
 class StateChecks(Callback):
     """Check the state every `JobSpec.digest_every` steps, and before it is written.
 
@@ -228,7 +175,7 @@ class StateChecks(Callback):
             self._comparison = StateComparison(job)
         found = self._comparison.compare(error)
         if found is not None:
-            raise_corrupted(job, found, step)
+            raise CorruptedError(difference_text(found, job.run_spec.ranks, f"after step {step}"))
 
     def needs_parameters(self, trainer: Trainer, step: int) -> bool:
         return trainer.job.world.size > 1 and self.is_due(trainer, step)
@@ -243,37 +190,23 @@ def _compares(job: Job) -> bool:
     return has_several and not job.is_mixed and not job.is_alone
 
 
-def raise_corrupted(job: Job, found: Difference, step: int) -> NoReturn:
-    """Raise the same error on every rank; rank 0 writes it to the run directory."""
-    message = difference_text(found, job.run_spec.ranks, step)
-    if job.run is not None:
-        with suppress(UserError):
-            job.run.write_failure(message)
-    raise CorruptedError(message)
+@contextmanager
+def explaining_corruption(job: Job) -> Iterator[None]:
+    """Add to errors of silent corruption what to do; rank 0 writes them to the run directory."""
+    try:
+        yield
+    except (CorruptedError, CorruptedSliceError) as error:
+        message = f"{error}; {_advice(job)}"
+        if job.run is not None:
+            with suppress(UserError):
+                job.run.write_failure(message)
+        raise type(error)(message) from None
 
 
-def difference_text(found: Difference, ranks: Sequence[RankSpec], step: int) -> str:
-    """Return the line that names a difference, and what to do.
-
-    Args:
-        found: the difference.
-        ranks: the hardware of all ranks.
-        step: number of completed steps.
-    """
-    named = [f"rank {each} on {place_text(ranks[each])}" for each in found.ranks]
-    others = "from those of the other ranks" if found.is_minority else "from each other"
-    cause = (
-        "its memory or arithmetic is wrong"
-        if len(named) == 1
-        else "the memory or arithmetic of at least one of them is wrong"
-    )
-    return (
-        f"silent corruption: after step {step}, {tensors_text(found.tensors)} of "
-        f"{' and '.join(named)} differ{'s' if len(found.tensors) == 1 else ''} {others}; {cause}; "
-        f"{ADVICE}"
-    )
-
-
-def place_text(rank: RankSpec) -> str:
-    """Return host and device of a rank."""
-    return f"{rank.host} ({rank.processor if rank.device == 'cpu' else rank.device})"
+def _advice(job: Job) -> str:
+    """Return what to do, with the newest state that was written: it was checked before."""
+    step = -1 if job.run_path is None else newest_step(job.run_path)
+    if job.run_path is None or step < 0:
+        return "no state was written before; train again without this hardware"
+    command = command_line("train", "--resume", job.run_path)
+    return f"{command} continues after step {step}; leave this hardware out"

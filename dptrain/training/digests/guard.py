@@ -24,12 +24,9 @@ from dptrain.backends.digests import PARAMETERS, StateDigests, tensors_text
 from dptrain.backends.replica import Replica
 from dptrain.comm.sums.base import GradientSum
 from dptrain.errors import UserError
+from dptrain.training.digests.differences import CORRUPTION
 
-ADVICE = "continue with --resume from the newest checkpoint, without this hardware"
-"""What to do, the end of each message."""
-
-
-SHARE = 0.001
+SHARE = 0.0005
 """Part of the time that guards take, unless more are required."""
 
 
@@ -107,9 +104,9 @@ class StateGuard:
                 tensors = [digests.tensors[at] for at in changed.tolist()]
                 device = self._replica.memory.name or "host memory"
                 raise CorruptedSliceError(
-                    f"silent corruption: {tensors_text(tensors)} changed on {socket.gethostname()} "
+                    f"{CORRUPTION}{tensors_text(tensors)} changed on {socket.gethostname()} "
                     f"({device}) between step {self._number} and its next use, while nothing wrote "
-                    f"there; the memory is faulty, or a program wrote to a wrong address; {ADVICE}"
+                    "there; the memory is faulty, or a program wrote to a wrong address"
                 )
 
 

@@ -11,6 +11,7 @@ from dptrain.comm.statistics.statistics import StatisticsSum
 from dptrain.comm.sums.base import GradientSum
 from dptrain.measure.recorder import StepRecorder
 from dptrain.plan.buckets import Bucket
+from dptrain.training.digests.replay import Replay
 from dptrain.training.engines.base import Engine, StepResult
 from dptrain.training.engines.device import FIRST_TIMED, DeviceEngine
 from dptrain.training.engines.host import HostEngine
@@ -25,6 +26,7 @@ def make_engine(
     statistics_sum: StatisticsSum | None = None,
     *,
     guards_state: bool = False,
+    replay: Replay | None = None,
 ) -> Engine:
     """Return the engine for a replica's memory.
 
@@ -36,11 +38,13 @@ def make_engine(
         statistics_sum: adds its batch statistics over the ranks; None if each rank uses its own.
         guards_state: True checks that state which has one copy does not change between updates, see
             `dptrain.training.digests.guard`. Engines of devices do not.
+        replay: computes micro-shards again, on a host; None does not.
     """
     if not replica.memory.asynchronous:
         return HostEngine(
-            replica, gradient_sum, buckets, recorder, statistics_sum, guards_state=guards_state
-        )
+            replica, gradient_sum, buckets, recorder, statistics_sum,
+            guards_state=guards_state, replay=replay,
+        )  # fmt: skip
     engine = DeviceEngine if gradient_sum.enqueues else HostSumDeviceEngine
     return engine(replica, gradient_sum, buckets, recorder, statistics_sum)
 

@@ -15,6 +15,7 @@ from dptrain.native.threads import threads_of
 from dptrain.plan.buckets import Bucket
 from dptrain.plan.flat import LOSS, SUMS
 from dptrain.training.digests.guard import StateGuard, make_guard
+from dptrain.training.digests.replay import Replay
 from dptrain.training.engines.synchronous import SynchronousEngine
 
 
@@ -34,6 +35,7 @@ class HostEngine(SynchronousEngine):
         statistics_sum: StatisticsSum | None = None,
         *,
         guards_state: bool = False,
+        replay: Replay | None = None,
     ) -> None:
         super().__init__(replica, gradient_sum, buckets, recorder, statistics_sum)
         pool = threads_of(replica)
@@ -44,6 +46,7 @@ class HostEngine(SynchronousEngine):
         size = replica.plan.trained.size
         self._loss_sums = replica.flat_gradients[size : size + len(SUMS)]
         self._stages = [stage.index for stage, _ in replica.stages]
+        self._replay = replay
         self._guard = make_guard(gradient_sum, replica) if guards_state else None
         if uses_norms(replica.plan) or self._guard is not None:
             self._timed_sum.before_update = self._prepare_update
@@ -59,7 +62,7 @@ class HostEngine(SynchronousEngine):
             batch = next(batches)
             self.load(batch, stop=stop)
             start = gradient_sum.start if self.passes == 1 else self._add_and_start
-            self.forward_backward(on_bucket_ready=start)
+            self.forward_backward(batch, on_bucket_ready=start)
             guard = self._guard if self._guard is not None and self._guard.receives else None
             if guard is not None:
                 guard.release()
@@ -71,7 +74,7 @@ class HostEngine(SynchronousEngine):
     def _make_early_pass(self, batch: Batch, *, stop: bool) -> None:
         """Make a pass that is not the last one of a step, and keep its gradients."""
         self.load(batch, stop=stop)
-        self.forward_backward(on_bucket_ready=lambda bucket: None)
+        self.forward_backward(batch, on_bucket_ready=lambda bucket: None)
         self._step.other()
         self._store_gradients()
         self._step.stage(self._update_index)
@@ -99,21 +102,32 @@ class HostEngine(SynchronousEngine):
         replica.load(batch, stop=stop)
         step.stage(self._load_index)
 
-    def forward_backward(self, on_bucket_ready: Callable[[int], None]) -> None:
+    def forward_backward(self, batch: Batch, on_bucket_ready: Callable[[int], None]) -> None:
         """Compute loss and gradients.
 
         Args:
+            batch: the loaded minibatch.
             on_bucket_ready: called with the index of each bucket when its gradients are final.
+
+        Raises:
+            CorruptedError: gradients differ that were computed twice; on every rank.
         """
         replica, statistics_sum = self.replica, self.statistics_sum
+        recording = None if self._replay is None else self._replay.begin(batch)
         if statistics_sum is not None:
             # Outside of steps, and in steps of other engines, the replica sums nothing over ranks.
             replica.sum_statistics = statistics_sum
             statistics_sum.after_call = self._step.interrupt
-        if self._step.timed and self._overlaps:
+        if recording is not None:
+            replica.sum_statistics = recording.recorded(replica.sum_statistics)
+        if self._step.timed and self._overlaps and recording is None:
             self._run_and_sum(on_bucket_ready)
         else:
             self._run()
+            if self._replay is not None and recording is not None:
+                replica.sum_statistics = self._sum_own_statistics
+                self._replay.check(batch, recording)
+                self._step.other()
             for bucket in range(len(self.gradient_sum.buckets)):
                 on_bucket_ready(bucket)
         if statistics_sum is not None:

@@ -118,7 +118,8 @@ class HostSumDeviceEngine(SynchronousEngine):
         memory, gradient_sum = self.replica.memory, self.gradient_sum
         if self._is_copied:
             elements = slice(gradient_sum.buckets[bucket].start, gradient_sum.buckets[bucket].stop)
-            memory.download(self.replica.flat_gradients[elements], gradient_sum.gradients[elements])
+            for slot, target in enumerate(gradient_sum.contributions):
+                memory.download(self.replica.gradient_slots[slot, elements], target[elements])
         else:
             memory.synchronize()
 

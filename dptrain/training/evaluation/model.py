@@ -298,11 +298,14 @@ def load_on_all_ranks(
 
 
 def _micro_shards(facts: CheckpointFacts, backend: Backend) -> MicroShards | None:
-    """Return a micro-shard for evaluations that are equal to those during training; None if
+    """Return micro-shards for evaluations that are equal to those during training; None if
     training had none, or if the backend supports none.
     """
-    is_sharded = facts.spec["job"].get("shards", 0) > 0
-    return MicroShards.of_rank(1) if is_sharded and backend.supports_shards else None
+    job = facts.spec["job"]
+    shards = job.get("shards", 0)
+    if not shards or not backend.supports_shards:
+        return None
+    return MicroShards.of_rank(shards, batch_size=job["batch_size"])
 
 
 def _restore_description(facts: CheckpointFacts, path: Path) -> tuple[Network, Preprocessing]:

@@ -83,7 +83,7 @@ from dptrain.training.persistence.checkpoints import Arrays, CheckpointStore
 from dptrain.training.settings import read_settings
 
 BEST = "best"
-LAST_CHECKPOINT, SNAPSHOTS = ".last_checkpoint", ".snapshots"
+CHECKPOINTS, LAST_CHECKPOINT, SNAPSHOTS = "checkpoints", ".last_checkpoint", ".snapshots"
 
 
 class RunDirectoryLostError(UserError):
@@ -107,7 +107,7 @@ class RunDirectory:
     def __init__(self, path: Path, *, keep: int = 3) -> None:
         self.path = path
         self.metrics = MetricsFile(path / "metrics.jsonl", self.check_present)
-        self.checkpoints = CheckpointStore(path / "checkpoints", keep, self.check_present)
+        self.checkpoints = CheckpointStore(path / CHECKPOINTS, keep, self.check_present)
         self.best = CheckpointStore(path / BEST, 1, self.check_present)
         self._release: weakref.finalize[Any, Any] | None = None
         self._directory: int | None = None

@@ -34,10 +34,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from dptrain.backends.replica import Replica
-from dptrain.comm.collective import call_on_rank_zero
+from dptrain.comm.collective import broadcast_arrays, call_on_rank_zero
 from dptrain.comm.watchdog.mpi_files import SHARED_MEMORY
 from dptrain.comm.world import World
 from dptrain.errors import UserError
@@ -49,7 +47,7 @@ from dptrain.training.persistence.checkpoints import (
     CheckpointStore,
     named_arrays,
 )
-from dptrain.training.persistence.rundir import SNAPSHOTS, RunDirectory
+from dptrain.training.persistence.rundir import CHECKPOINTS, SNAPSHOTS, RunDirectory
 from dptrain.training.settings import Settings
 
 COPIES = 3
@@ -422,22 +420,12 @@ def _write(
 
 def _send(world: World, holder: int, state: Checkpoint | None) -> Checkpoint | None:
     """Return the state of rank `holder` on every rank."""
-    described = None
-    if world.rank == holder and state is not None:
-        arrays = {name: [a.dtype.name, list(a.shape)] for name, a in state.arrays.items()}
-        described = [state.step, state.facts, arrays]
+    described = None if state is None else [state.step, state.facts]
     described = world.all_gather_json(described)[holder]
     if described is None or holder == 0:
         return state
-    step, facts, arrays = described
-    received = {}
-    for name, (dtype, shape) in arrays.items():
-        values = np.empty(shape, dtype)
-        if world.rank == holder and state is not None:
-            values[...] = state.arrays[name]
-        world.broadcast(values, holder)
-        received[name] = values
-    return Checkpoint(step, received, facts, Path("snapshot"))
+    arrays = broadcast_arrays(world, None if state is None else state.arrays, holder)
+    return Checkpoint(described[0], arrays, described[1], Path("snapshot"))
 
 
 def promote(run: RunDirectory) -> int | None:
@@ -466,6 +454,20 @@ def promote(run: RunDirectory) -> int | None:
     finally:
         run.release()
     return step if step > before else None
+
+
+def newest_step(path: Path) -> int:
+    """Return the step from which a run directory would continue; -1 if it has no state.
+
+    Args:
+        path: a run directory; snapshots of this node count.
+    """
+    token = read_token(path)
+    folders = [] if token is None else SnapshotFolder.find(token)
+    steps = [folder.newest_step for folder in folders]
+    with suppress(UserError):
+        steps += CheckpointStore(path / CHECKPOINTS).steps()
+    return max(steps, default=-1)
 
 
 def read_token(path: Path) -> str | None:

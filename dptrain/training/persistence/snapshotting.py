@@ -19,7 +19,7 @@ from dptrain.measure.step_record import CHECKPOINT
 from dptrain.runs.incidents import ProgressFile, RunProgress
 from dptrain.training.callbacks import Callback
 from dptrain.training.history import Record
-from dptrain.training.persistence.checkpoints import replica_arrays
+from dptrain.training.persistence.checkpoints import Arrays, replica_arrays
 from dptrain.training.persistence.snapshots import Recovered, SnapshotFolder, save_state
 from dptrain.training.persistence.state_copy import StateCopy
 
@@ -124,7 +124,8 @@ class Snapshots(Callback):
         job, replica = trainer.job, trainer.job.replica
         self._end_write()
         best = job.best.checkpoint if job.best.step > self._best_step else None
-        facts, arrays = job.checkpoint_facts().to_mapping(), partial(replica_arrays, replica)
+        facts = job.checkpoint_facts().to_mapping()
+        arrays: Callable[[], Arrays] = partial(replica_arrays, replica)
         copies = replica.memory.asynchronous and (
             self._copy.fits(replica) or self._copy.allocate(replica)
         )

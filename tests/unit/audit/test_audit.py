@@ -23,6 +23,13 @@ from dptrain.scaling.analysis import analyse
 from tests.unit.scaling.synthetic import Law, make_launches
 
 
+@pytest.fixture(autouse=True)
+def without_plots(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Write reports of tables and text alone, which takes a third of the time."""
+    monkeypatch.setattr("dptrain.report.studies.study_page.study_plots", lambda study: [])
+    monkeypatch.setattr("dptrain.report.profiles.profile_page.profile_plots", lambda *_, **__: [])
+
+
 def launches_of(noise: Noise, ranks: int, launches: int = 10) -> list[np.ndarray]:
     random = np.random.default_rng(4)
     factors = noise.launches(random, 1, launches)[0]

@@ -377,10 +377,13 @@ def test_micro_shards_give_the_same_bits_on_two_ranks(case: Case, backend: str) 
         span = own.span(len(x))
         samples = np.arange(len(x))[span]
         replica.forward_backward(x[span], y[span], samples=samples, global_count=len(x))
-        return [slot.copy() for slot in replica.gradient_slots]
+        return list(np.array(replica.memory.download(replica.gradient_slots)))
 
-    (one,) = gradient_slots(MicroShards.of_rank(shards))
-    slots = [s for rank in (0, 1) for s in gradient_slots(MicroShards.of_rank(shards, rank, 2))]
+    def of_rank(rank: int, ranks: int) -> MicroShards:
+        return MicroShards.of_rank(shards, rank, ranks, batch_size=len(x))
+
+    (one,) = gradient_slots(of_rank(0, 1))
+    slots = [slot for rank in (0, 1) for slot in gradient_slots(of_rank(rank, 2))]
     (two,) = add_in_order(slots, rank_contributions(shards, 2)[1])
     np.testing.assert_array_equal(one, two)
 

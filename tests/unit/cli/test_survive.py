@@ -21,6 +21,7 @@ case "$*" in *"print('here')"*) echo here ;; *--version) echo 1 ;; *) exit 2 ;; 
     ("flags", "message"),
     [
         (("-n", "2"), "--ranks has no effect without --survive; add it, or start ranks by mpirun"),
+        (("--repair",), "--repair has no effect without --survive; add it"),
         (("--survive", "--dry-run"), "--dry-run starts no training"),
         (("--survive", "-n", "4", "--shards", "2"), "--shards is 2, but --ranks is 4"),
         (("--survive", "-n", "2", "--min-ranks", "3"), "--min-ranks is 3, but --ranks is 2"),
@@ -53,7 +54,16 @@ def test_ranks_receive_the_flags_of_the_user(
     launcher.chmod(0o755)
     monkeypatch.chdir(tmp_path)
     given = ("--network", "mlp-5", "--nesterov", "--optimizer", "sgd", "--seed", "5")
-    words = ("train", "--survive", "-n", "3", "--launcher", f"{launcher} --hosts a,b", *given)
+    words = (
+        "train",
+        "--survive",
+        "--repair",
+        "-n",
+        "3",
+        "--launcher",
+        f"{launcher} --hosts a,b",
+        *given,
+    )
     assert run([*words, "--run-dir", "there", "--resume"], is_rank_zero=True) == 2
     made = (tmp_path / "launcher.words").read_text().split("\n")[:-1]
     assert made[:8] == ["--hosts", "a,b", "-n", "3", sys.executable, "-m", "dptrain", "train"]

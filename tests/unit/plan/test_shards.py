@@ -18,6 +18,7 @@ from dptrain.plan.shards import (
     micro_shard_bounds,
     rank_contributions,
     shards_of_rank,
+    sum_expression,
 )
 
 
@@ -142,7 +143,36 @@ def test_a_plan_of_several_passes_stores_gradients() -> None:
     assert make_plan(network, backend, 2, training=False, passes=4).passes == 1
 
 
-def test_backends_for_gpus_refuse_micro_shards() -> None:
-    with pytest.raises(UserError, match="backend cuda does not support micro-shards"):
-        make_plan(Network((4,), [Dense(3)]), load_backend("cuda"), 8,
+def test_cudnn_refuses_micro_shards() -> None:
+    with pytest.raises(UserError, match="backend cudnn does not support micro-shards"):
+        make_plan(Network((4,), [Dense(3)]), load_backend("cudnn"), 8,
                   micro_shards=MicroShards.of_rank(4))  # fmt: skip
+
+
+@pytest.mark.parametrize("shards", [1, 2, 3, 5, 7, 8, 16])
+def test_expressions_are_the_sums_of_the_table(shards: int) -> None:
+    values = np.random.default_rng(shards).normal(size=shards).astype(np.float32)
+    for ranks in range(1, shards + 1):
+        for rank in range(ranks):
+            own = MicroShards.of_rank(shards, rank, ranks)
+            parts = values[own.start : own.stop]
+            found = [
+                eval(each, {"at": lambda i, parts=parts: parts[i]})
+                for each in sum_expression(own.merges)
+            ]
+            expected = add_in_order([np.array(part) for part in parts], own.merges)
+            np.testing.assert_array_equal(found, expected)
+
+
+def test_kernels_are_selected_for_the_same_sizes_on_every_rank() -> None:
+    """Two micro-shards of four have an even share of 22 samples: they have 6, 6, 5 and 5."""
+    network, backend = Network((4,), [Dense(3)]), load_backend("cuda")
+    found = set()
+    for ranks in (1, 2, 4):
+        for rank in range(ranks):
+            own = MicroShards.of_rank(4, rank, ranks, batch_size=22)
+            setting = make_plan(network, backend, own.num_samples(22), micro_shards=own).setting
+            found.add((setting.kernel_samples, setting.summed_samples))
+    assert found == {(12, 6)}
+    plain = make_plan(network, backend, 22).setting
+    assert plain.kernel_samples == plain.summed_samples == 22

@@ -20,7 +20,7 @@ from dptrain.files import FULL_DISK_OF, write_whole
 from dptrain.runs.incidents import RunProgress, read_incidents
 from dptrain.runs.resizing import request_ranks, take_request
 from dptrain.scaling.launching import Launcher
-from dptrain.survival import supervisor
+from dptrain.survival import MOST_REPAIRS, supervisor
 from dptrain.survival.local_ranks import LocalRanks
 from dptrain.survival.nodes import on_hosts, parse_hosts, usable, within_allocation
 from dptrain.survival.rehearsal import (
@@ -147,6 +147,35 @@ def test_restarts_are_limited(tmp_path: Path, capfd: pytest.CaptureFixture[str])
     assert Supervisor(job(tmp_path, *further, most_restarts=2)).run() == 1
     assert len(ranks_of(tmp_path)) == 3
     assert "--max-restarts is 2; the same command continues" in capfd.readouterr().err
+
+
+CORRUPT = "dptrain: silent corruption: after step 8, w (momentum) of rank 3 on n2 (EPYC) differs"
+
+
+@pytest.mark.parametrize(
+    ("repairs", "starts", "end"),
+    [
+        (False, 1, "the same command with --repair continues"),
+        (True, 1 + MOST_REPAIRS, f"silent corruption number {MOST_REPAIRS + 1}"),
+    ],
+)
+def test_silent_corruption_is_repaired_on_request(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], repairs: bool, starts: int, end: str
+) -> None:
+    further = [{"step": step, "says": CORRUPT, "code": 1} for step in range(3, 9)]
+    assert Supervisor(job(tmp_path, *further, repairs=repairs)).run() == 1
+    assert len(ranks_of(tmp_path)) == starts
+    assert end in capfd.readouterr().err
+    found = read_incidents(tmp_path / "run") if repairs else []
+    assert all((each.rank, each.host) == (3, "n2") for each in found)
+
+
+def test_a_repaired_job_is_complete(tmp_path: Path) -> None:
+    both = CORRUPT.replace("differs", "and rank 1 on n1 (EPYC) differ")
+    plan = {"step": 3, "says": both, "code": 1}, {"step": 5, "code": 0}
+    assert Supervisor(job(tmp_path, *plan, repairs=True)).run() == 0
+    (found,) = read_incidents(tmp_path / "run")
+    assert (found.rank, found.host, found.steps_lost) == (None, None, 2)
 
 
 def test_a_launcher_that_starts_no_rank_gets_fewer(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from dptrain.backends.cuda.replica import CudaReplica
 from dptrain.cli.main import run
 from dptrain.comm.world import World
 from dptrain.errors import UserError
-from dptrain.measure.profile.profile import Profile
+from dptrain.measure.profile.profile import Profile, Roofs
 from dptrain.measure.profile.profile_files import TRACE
 from dptrain.network import get_network
 from dptrain.network.random_batch import random_batch
@@ -148,7 +148,13 @@ def test_marks_are_refused() -> None:
 
 
 @pytest.mark.parametrize("flags", [("--inference",), ("--inference", "--unfused"), ("--unfused",)])
-def test_layers_are_timed_alone(flags: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+def test_layers_are_timed_alone(
+    flags: tuple[str, ...],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    roofs = Roofs(100.0, 10.0, "assumed")
+    monkeypatch.setattr("dptrain.measure.layers.measure_roofs", lambda *_: roofs)
     command = ["layers", "model-small", "--batch-size", "2", "--threads", "1", "--json"]
     assert run([*command, *flags], is_rank_zero=True) == 0
     rows = json.loads(capsys.readouterr().out)

@@ -25,6 +25,11 @@ SETTINGS = {
 }  # fmt: skip
 
 
+@pytest.fixture(scope="module", autouse=True)
+def small_pictures() -> None:
+    """Draw PNG files as reports have them, unlike other modules."""
+
+
 def run(options: RangeOptions, output: Path | None = None) -> RangeTest:
     write = None if output is None else lambda result: write_rates(result, output)
     settings = load_settings(SETTINGS, {})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 
 from dptrain.backends.digests import Tensor
 from dptrain.training.callbacks import AfterStep
-from dptrain.training.digests.comparison import difference_text, find_difference
+from dptrain.training.digests.differences import difference_text, find_difference
 from dptrain.training.digests.guard import CorruptedSliceError
 from dptrain.training.persistence.rundir import RunDirectory
 from dptrain.training.spec import RankSpec
@@ -48,7 +49,7 @@ def test_the_minority_is_named(
         return
     assert found is not None
     assert (found.ranks, found.is_minority) == (named, is_minority)
-    text = difference_text(found, ranks(len(digests)), 300)
+    text = difference_text(found, ranks(len(digests)), "after step 300")
     assert "\n" not in text
     assert "after step 300" in text
     for rank in range(len(digests)):
@@ -82,8 +83,10 @@ def test_one_rank_finds_a_flipped_bit_before_the_next_update(
     run = tmp_path / "run"
     with trainer(1, AfterStep(change), run) as trained:
         last = trained.job.plan.layout.slots[0].name
-        with pytest.raises(CorruptedSliceError, match=rf"{last} \({array}\).* step 5 "):
+        named = rf"{last} \({array}\).* step 5 .*train --resume {run} continues after step 4;"
+        with pytest.raises(CorruptedSliceError, match=named) as caught:
             trained.fit()
+    assert json.loads((run / "failure.json").read_text())["message"] == str(caught.value)
     assert RunDirectory.open(run).checkpoints.load().step == 4
 
 

@@ -551,7 +551,8 @@ def test_a_dry_run_states_the_weights_and_refuses_those_of_a_smaller_network(
     path = tmp_path / "w.safetensors"
     shapes = expected_shapes(get_network(known))
     save_file({name: np.ones(shape, np.float32) for name, shape in shapes.items()}, path)
-    command = ["train", "--network", "resnet56", "--weights", str(path), "--data", "shapes"]
+    command = ["train", "--network", "resnet56", "--weights", str(path)]
+    command += ["--data", "shapes?samples=500"]
     code = run([*command, "--backend", "null", "--dry-run"], is_rank_zero=True)
     found = capsys.readouterr()
     if known == "resnet56":

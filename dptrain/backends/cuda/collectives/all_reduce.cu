@@ -1,7 +1,7 @@
 // All-reduce over GPUs of one node that write into each other's memory (peer-to-peer over NVLink or
 // PCIe):
 //
-//     x[i] ← Σ over ranks r of x_r[i], added in rank order
+//     x[i] ← Σ over ranks r of x_r[i], added in rank order, or as RANKS_SUM says
 //
 // x is float32 and is processed in packets of four elements (16 bytes): x (count,) packets.
 //
@@ -25,7 +25,8 @@
 // its own (rank_sums.cuh).
 //
 // Launch: the same grid on all ranks, one-dimensional blocks (dptrain/comm/sums/peer.py); RANKS is the
-// number of ranks.
+// number of ranks. RANKS_SUM is the sum over all ranks as an expression of at(r), the element of rank
+// r; with micro-shards it follows their tree.
 //
 // Source: NCCL documentation and source (LL protocol); NVIDIA TensorRT-LLM, custom all-reduce
 // kernels (one-shot and two-shot).
@@ -62,11 +63,20 @@ struct Channel {
                 received[from] = wait.for_packet(slot(rank, from, each, i), received[from]);
     }
 
-    // Return Σ_r x_r over the ranks below `senders` in rank order, so that every rank computes the
+    // Return Σ_r x_r over the ranks below `senders` in one order, so that every rank computes the
     // same bits.
     __device__ Packet sum(const Packet& own, int senders, long long each, int i) {
         Packet received[RANKS], total;
         receive(received, senders, each, i);
+#ifdef RANKS_SUM
+        for (int k = 0; k < 4 && senders == RANKS; ++k) {
+            const auto at = [&](int from) {
+                return __uint_as_float(from == rank ? own.at[k] : received[from].at[k]);
+            };
+            total.at[k] = __float_as_uint(RANKS_SUM);
+        }
+        if (senders == RANKS) return total;
+#endif
 #pragma unroll
         for (int from = 0; from < RANKS; ++from) {
             if (from >= senders) continue;

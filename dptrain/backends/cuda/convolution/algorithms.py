@@ -53,6 +53,8 @@ class Product(Algorithm[Case]):
         buffers: returns the buffers in addition to those of every convolution.
         sum_rows: returns the rows of sums by channel that the kernel can write with its result; 0
             if it cannot.
+        joins_shards: returns whether one launch can compute the weight gradients of several
+            micro-shards.
         prepare: returns the kernel that writes the operands `Extra.prepared` of some phases, from
             the operation and their configurations.
     """
@@ -60,6 +62,7 @@ class Product(Algorithm[Case]):
     config: Callable[[Case, Any], GemmConfig] = lambda case, configuration: configuration
     buffers: Callable[[Case, Any], Extra] = lambda case, configuration: Extra()
     sum_rows: Callable[[Case, Any], int] = lambda case, configuration: 0
+    joins_shards: Callable[[Case], bool] = lambda case: True
     prepare: Callable[[Any, Mapping[Phase, Any]], Kernel] | None = None
 
 
@@ -153,7 +156,8 @@ CONVOLUTION: tuple[Product, ...] = (
             Phase.FORWARD: {"bf16": 1.40, "tf32": 1.13},
             Phase.BACKWARD_INPUT: {"bf16": 1.31, "tf32": 1.18},
         }), wgmma_convolution.bind, buffers=wgmma_convolution.buffers,
-        sum_rows=wgmma_convolution.sum_rows, prepare=wgmma_convolution.prepare,
+        sum_rows=wgmma_convolution.sum_rows, joins_shards=wgmma_convolution.joins_shards,
+        prepare=wgmma_convolution.prepare,
         serves=(Gain("resnet18-cifar", 1.17, f"batch size 32 in tf32, 9 pairs, {H200}"),),
     ),
 )  # fmt: skip

@@ -11,7 +11,7 @@ import numpy as np
 from dptrain.backends.cuda.convolution.halo.halo_tiles import InputView
 from dptrain.backends.cuda.dense.gemm_tiles import GemmConfig
 from dptrain.backends.cuda.device.device import Array
-from dptrain.backends.cuda.device.hardware import limits_of
+from dptrain.backends.cuda.device.hardware import limits_of, limits_of_sums
 from dptrain.backends.cuda.geometry import geometry, geometry_defines
 from dptrain.backends.cuda.normalization.batch_norm import (
     FROM_X,
@@ -83,8 +83,9 @@ class Case:
 
     @property
     def limits(self) -> DeviceLimits:
-        """Limits of the GPU."""
-        return limits_of(self.setting)
+        """Limits of the GPU, or of the share of it that the sum of a micro-shard has."""
+        sums = self.phase is Phase.BACKWARD_WEIGHT
+        return limits_of_sums(self.setting) if sums else limits_of(self.setting)
 
     @property
     def precision(self) -> str:
@@ -93,8 +94,9 @@ class Case:
 
     @property
     def samples(self) -> int:
-        """Largest number of samples."""
-        return self.setting.batch_size
+        """Number of samples for which the algorithm is selected."""
+        sums = self.phase is Phase.BACKWARD_WEIGHT
+        return self.setting.summed_samples if sums else self.setting.kernel_samples
 
     @property
     def pools(self) -> bool:

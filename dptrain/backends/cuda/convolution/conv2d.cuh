@@ -17,6 +17,7 @@
 
 #include "epilogue.cuh"
 #include "geometry.cuh"
+#include "micro_shards.cuh"
 
 // A row or column index so far outside every map that all bounds checks fail and the element reads
 // as zero.

@@ -97,11 +97,15 @@ struct Gradients {
 extern "C" __global__ void __launch_bounds__(THREADS * K_GROUPS, GEMM_MIN_BLOCKS)
     conv2d_backward_weight(const Number* x, const Number* dy, const Saved* saved, float factor,
                            float* dw, float* db, int samples, int split_terms,
-                           GEOMETRY_PARAMETERS) {
+                           GEOMETRY_PARAMETERS PARTS_PARAMETERS) {
     const Geometry g = GEOMETRY_ARGUMENTS;
+    const SplitPart part = split_part(samples PARTS_ARGUMENTS);
+    move_to(part, x, g.height * g.width * g.channels);
+    move_to(part, dy, output_rows(g, 1) * g.filters);
+    move_to(part, saved, output_rows(g, 1) * g.filters);
     const int taps = g.r * g.s * g.channels;
-    const int terms = output_rows(g, samples) * POOL_MEMBERS;
-    const int first = blockIdx.z * split_terms, stop = min(first + split_terms, terms);
+    const int terms = output_rows(g, part.range.count) * POOL_MEMBERS;
+    const int first = part.index * split_terms, stop = min(first + split_terms, terms);
     multiply(PatchesTransposed{x, g}, Gradients{{dy, saved, factor}, g}, first, stop,
              StoreGradient{dw, db, taps, g.filters});
 }

@@ -12,7 +12,7 @@
 // of its weights once, and each pixel of the source once. Adjacent threads have SLOTS adjacent
 // vectors, then adjacent rows, whose windows overlap in the L1 cache.
 //
-// Launch of forward and backward_input: grid (blocks, K / VECTOR / SLOTS), SLOTS · LINES threads. A
+// Launch of forward and backward_input: blocks · K / VECTOR / SLOTS blocks of SLOTS · LINES threads. A
 // line is a strip of a row.
 
 #include "dependent_launch.cuh"
@@ -43,6 +43,18 @@
 constexpr int TAPS = WINDOW_R * WINDOW_S;
 constexpr int LAST_TAP = (WINDOW_S - 1) * DILATION_W;  // Column of the last tap.
 
+// The lines and channels of a block. Adjacent blocks have the same lines, so that the parts of cache
+// lines that they read are fetched from memory once.
+struct Block {
+    int index, slot, count;
+
+    __device__ explicit Block(int vectors) {
+        const int columns = vectors / SLOTS;
+        index = blockIdx.x / columns, slot = blockIdx.x % columns * SLOTS;
+        count = gridDim.x / columns;
+    }
+};
+
 // Strip `index` of maps of height × width pixels, whose rows are ordered by their remainder modulo
 // `step`: rows with the same remainder receive the same taps.
 struct Line {
@@ -54,6 +66,8 @@ struct Line {
         row = i % rows * step + i / rows;
         column = strip % strips * STRIP, sample = strip / strips;
     }
+    // First column of the last strip.
+    __device__ static int last(int width) { return (width - 1) / STRIP * STRIP; }
     __device__ static int count(int samples, int height, int width, int step) {
         return samples * ((width + STRIP - 1) / STRIP) * ((height + step - 1) / step * step);
     }
@@ -68,9 +82,11 @@ struct Row {
                    int slot)
         : map(map), start((sample * height + row) * width * vectors + slot), width(width),
           vectors(vectors) {}
-    // The pixel of a column, or zeros outside of the map.
-    __device__ Floats at(int column) const {
-        if (unsigned(column) >= unsigned(width)) return {};
+    // The pixel of a column, or zeros outside of the map. `first` and `last` are the columns of this
+    // pixel in the first and in the last strip: constants of a compiled geometry, so that only pixels
+    // near the borders need conditions.
+    __device__ Floats at(int column, int first, int last) const {
+        if ((first < 0 && column < 0) || (last >= width && column >= width)) return {};
         return load(map, start + column * vectors);
     }
 };
@@ -86,8 +102,9 @@ __device__ inline void convolve(const Number* source, const float* w, const floa
                                 Number* result, int samples, int height, int width,
                                 int result_height, int result_width, int channels) {
     const int vectors = channels / VECTOR;
-    const int slot = blockIdx.y * SLOTS + threadIdx.x % SLOTS;
-    const int line = blockIdx.x * LINES + threadIdx.x / SLOTS, step = BACKWARD ? STEP_H : 1;
+    const Block block(vectors);
+    const int slot = block.slot + threadIdx.x % SLOTS;
+    const int line = block.index * LINES + threadIdx.x / SLOTS, step = BACKWARD ? STEP_H : 1;
     if (line >= Line::count(samples, result_height, result_width, step)) return;
     const Line to(line, result_height, result_width, step);
     if (to.row >= result_height) return;
@@ -96,7 +113,10 @@ __device__ inline void convolve(const Number* source, const float* w, const floa
         BACKWARD ? (PAD_W - LAST_TAP - (PAD_W < LAST_TAP ? STEP_W - 1 : 0)) / STEP_W : -PAD_W;
     constexpr int LAST = BACKWARD ? (STRIP - 1 + PAD_W) / STEP_W
                                   : (STRIP - 1) * STEP_W + LAST_TAP - PAD_W;
-    const int left = BACKWARD ? to.column / STEP_W : to.column * STEP_W;
+    const auto source_column = [](int column) {
+        return BACKWARD ? column / STEP_W : column * STEP_W;
+    };
+    const int left = source_column(to.column), last = source_column(Line::last(result_width));
     Floats sums[STRIP] = {};
     if (!BACKWARD && bias != nullptr) {
         const Floats start = load(bias, slot);
@@ -117,7 +137,7 @@ __device__ inline void convolve(const Number* source, const float* w, const floa
             weights[s] = load(w, (r * WINDOW_S + s) * vectors + slot);
 #pragma unroll
         for (int j = FIRST; j <= LAST; ++j) {
-            const Floats values = pixels.at(left + j);
+            const Floats values = pixels.at(left + j, j, last + j);
 #pragma unroll
             for (int s = 0; s < WINDOW_S; ++s) {
                 // Pixel t of the strip that receives column j by tap s, if there is one.
@@ -158,9 +178,9 @@ extern "C" __global__ void __launch_bounds__(SLOTS * LINES)
                    g.channels);
 }
 
-// A thread adds one row of taps for a vector of channels over the lines of its block. Launch: grid
-// (blocks, K / VECTOR / SLOTS), SLOTS · R · LINES threads. partial (gridDim.x, R · S · K [+ K if
-// HAS_BIAS]) float32; split_k_reduce.cu adds the rows.
+// A thread adds one row of taps for a vector of channels over the lines of its block. Launch: blocks ·
+// K / VECTOR / SLOTS blocks of SLOTS · R · LINES threads. partial (blocks, R · S · K [+ K if HAS_BIAS])
+// float32; split_k_reduce.cu adds the rows.
 extern "C" __global__ void __launch_bounds__(SLOTS* WINDOW_R* LINES)
     conv2d_depthwise_backward_weight(const Number* __restrict__ x, const Number* __restrict__ dy,
                                      float* __restrict__ partial, int samples,
@@ -170,28 +190,33 @@ extern "C" __global__ void __launch_bounds__(SLOTS* WINDOW_R* LINES)
     const Geometry g = GEOMETRY_ARGUMENTS;
     const int vectors = g.channels / VECTOR;
     const int column = threadIdx.x % (WINDOW_R * SLOTS), own = threadIdx.x / (WINDOW_R * SLOTS);
-    const int slot = blockIdx.y * SLOTS + column % SLOTS, tap_row = column / SLOTS;
+    const Block block(vectors);
+    const int slot = block.slot + column % SLOTS, tap_row = column / SLOTS;
     const int lines = Line::count(samples, g.out_height, g.out_width, 1);
+    const int last = Line::last(g.out_width);
     Floats sums[WINDOW_S + HAS_BIAS] = {};
-    for (int line = blockIdx.x * LINES + own; line < lines; line += gridDim.x * LINES) {
+    for (int line = block.index * LINES + own; line < lines; line += block.count * LINES) {
         const Line from(line, g.out_height, g.out_width, 1);
         const int row = from.row * STEP_H + tap_row * DILATION_H - PAD_H;
-        const int left = from.column * STEP_W - PAD_W;
-        const bool is_inside = unsigned(row) < unsigned(g.height);
-        if (!is_inside && !(HAS_BIAS && tap_row == 0)) continue;
         const Row gradients(dy, from.sample, from.row, g.out_height, g.out_width, vectors, slot);
-        const Row pixels(x, from.sample, row, g.height, is_inside ? g.width : 0, vectors, slot);
+        const Row pixels(x, from.sample, row, g.height, g.width, vectors, slot);
+        if (HAS_BIAS && tap_row == 0)
+#pragma unroll
+            for (int t = 0; t < STRIP; ++t) {
+                const Floats values = gradients.at(from.column + t, t, last + t);
+                for (int k = 0; k < VECTOR; ++k) sums[WINDOW_S * HAS_BIAS].at[k] += values.at[k];
+            }
+        if (unsigned(row) >= unsigned(g.height)) continue;
         Floats gradient[STRIP];
 #pragma unroll
-        for (int t = 0; t < STRIP; ++t) {
-            gradient[t] = gradients.at(from.column + t);
-            if (HAS_BIAS)
-                for (int k = 0; k < VECTOR; ++k)
-                    sums[WINDOW_S * HAS_BIAS].at[k] += gradient[t].at[k];
-        }
-#pragma unroll
         for (int j = 0; j <= (STRIP - 1) * STEP_W + LAST_TAP; ++j) {
-            const Floats values = pixels.at(left + j);
+            // A gradient is loaded when its first tap needs it.
+            const int t = j / STEP_W;
+            if (j % STEP_W == 0 && t < STRIP)
+                gradient[t] = gradients.at(from.column + t, t, last + t);
+            const int column = j - PAD_W;
+            const Floats values =
+                pixels.at(from.column * STEP_W + column, column, last * STEP_W + column);
 #pragma unroll
             for (int s = 0; s < WINDOW_S; ++s) {
                 const int scaled = j - s * DILATION_W;
@@ -210,7 +235,7 @@ extern "C" __global__ void __launch_bounds__(SLOTS* WINDOW_R* LINES)
             for (int other = 1; other < LINES; ++other)
                 for (int k = 0; k < VECTOR; ++k) total.at[k] += shared[other][column].at[k];
             const int tap = is_bias ? TAPS : tap_row * WINDOW_S + s;
-            store(partial, (blockIdx.x * (TAPS + HAS_BIAS) + tap) * vectors + slot, total);
+            store(partial, (block.index * (TAPS + HAS_BIAS) + tap) * vectors + slot, total);
         }
         __syncthreads();
     }

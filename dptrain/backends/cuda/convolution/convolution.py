@@ -13,7 +13,7 @@ from dptrain.backends.cuda.convolution.algorithms import (
     choose,
 )
 from dptrain.backends.cuda.convolution.bound_convolution import BoundConvolution, Case, Extra
-from dptrain.backends.cuda.dense.gemm_tiles import GemmConfig
+from dptrain.backends.cuda.dense.gemm_tiles import GemmConfig, SplitK
 from dptrain.backends.cuda.epilogues import epilogue_of
 from dptrain.backends.cuda.weighted import RELU, RELU_POOL, fused_epilogue, separate_epilogue
 from dptrain.backends.replica import Context, Kernel
@@ -64,6 +64,17 @@ class Convolution(BoundConvolution):
         }  # fmt: skip
 
     @classmethod
+    def wgrad_split(cls, group: Group, setting: Setting) -> SplitK:
+        case = case_of(group, setting, Phase.BACKWARD_WEIGHT)
+        return _config(case, choose(case)).split_k
+
+    @classmethod
+    def joins_shards(cls, group: Group, setting: Setting) -> bool:
+        case = case_of(group, setting, Phase.BACKWARD_WEIGHT)
+        joins = _product_of(choose(case)).joins_shards(case)
+        return joins and super().joins_shards(group, setting)
+
+    @classmethod
     def sum_rows(cls, group: Group, setting: Setting) -> int:
         return _sum_rows(group, setting, Phase.FORWARD) if group.kinds == (Conv2d,) else 0
 
@@ -106,8 +117,7 @@ class Convolution(BoundConvolution):
             buffers["dmaps"] = BufferSpec(maps, setting.activations)
             reads = ("argmax",) if separate is None else separate.reads
             phases[Phase.BACKWARD] = Access(("dy", *reads), ("dmaps",))
-        case = case_of(group, setting, Phase.BACKWARD_WEIGHT)
-        cls.add_partial_buffer(group, _config(case, choose(case)).split_k, buffers)
+        cls.add_partial_buffer(group, setting, buffers)
         partial = ("partial",) if "partial" in buffers else ()
         phases[Phase.BACKWARD_WEIGHT] = Access(("x", *dz), partial)
         if group.gradients:

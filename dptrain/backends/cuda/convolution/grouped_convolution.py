@@ -18,7 +18,7 @@ from dptrain.backends.cuda.convolution.grouped.grouped_tiles import (
 )
 from dptrain.backends.cuda.dense.gemm_tiles import SplitK, ceil_div, split_terms
 from dptrain.backends.cuda.device.device import Function
-from dptrain.backends.cuda.device.hardware import limits_of
+from dptrain.backends.cuda.device.hardware import WARP_SIZE, limits_of
 from dptrain.backends.cuda.device.launching import THREADS, launch, launch_reduction
 from dptrain.backends.cuda.geometry import geometry, geometry_defines
 from dptrain.backends.cuda.operation import Operation, vector_width
@@ -27,18 +27,25 @@ from dptrain.backends.folding import folds_batch_norm
 from dptrain.backends.replica import Context, Kernel
 from dptrain.network.layers import Conv2d
 from dptrain.network.network import Node
+from dptrain.plan.limits import REGISTERS
 from dptrain.plan.lowering import Access, BufferSpec, Explanation, Group, GroupNeeds, Phase, Setting
 
-STRIP_PIXELS, STRIP_VECTOR = 8, 4
-"""Most pixels and channels of a thread of a depthwise convolution: with a window of 7 columns, its
-results and the weights of a row of taps are 60 numbers in registers."""
+MIN_STRIP, MAX_STRIP, STRIP_VECTOR = 7, 14, 4
+"""Fewest pixels of a thread of a depthwise convolution if strips divide a row evenly, most, and
+most channels: with a window of 7 columns, its results and the weights of a row of taps are 84
+numbers in registers."""
+
+FILLING_WARPS = 32
+"""Warps of a multiprocessor without which threads have fewer channels. Strips of up to 14 pixels
+and this rule take 0.93 times as long as strips of up to 8 pixels of 4 channels: the geometric mean
+of 77 products with 64 samples in bf16 of seven networks (H200, 2026-11-30)."""
 
 MAX_SLOTS = 32
 """Most adjacent vectors of a block."""
 
-WGRAD_BLOCKS_PER_SM, WIDE_BLOCKS_PER_SM, MAX_FEW_TAPS = 3, 2, 3
-"""Blocks of a weight gradient for each multiprocessor, with windows of at most three columns and of
-more: those that are resident with about 75 and 115 registers of a thread."""
+WGRAD_THREADS, WGRAD_REGISTERS, TAP_REGISTERS = 768, 36, 8
+"""Most threads of a block of weight gradients, and registers of a thread: for any window, and for
+each column of taps. A block has all registers of a multiprocessor: each writes a row of sums."""
 
 
 @dataclass(frozen=True)
@@ -62,17 +69,22 @@ class DepthwiseTile:
     @classmethod
     def of(cls, case: Case) -> DepthwiseTile:
         """Return the launch of a product."""
-        channels = case.group.head.input_maps[0]
-        width = STRIP_VECTOR if channels % STRIP_VECTOR == 0 else 1
-        columns = cls._sides(case)[1]
-        strip = ceil_div(columns, ceil_div(columns, STRIP_PIXELS))
+        channels, (rows, columns) = case.group.head.input_maps[0], cls._sides(case)
+        strip, width = strip_of(columns), math.gcd(channels, STRIP_VECTOR)
         if case.phase is Phase.BACKWARD_INPUT:
             stride = case.layer.strides[1]
             strip = ceil_div(strip, stride) * stride
         taps = case.layer.window[0] if case.phase is Phase.BACKWARD_WEIGHT else 1
-        vectors, most = channels // width, max(min(MAX_SLOTS, THREADS // taps), 1)
+        warps = case.samples * rows * ceil_div(columns, strip) * channels // width // WARP_SIZE
+        if taps == 1 and width > 2 and warps < FILLING_WARPS * case.limits.multiprocessors:
+            width = 2
+        threads = THREADS
+        if case.phase is Phase.BACKWARD_WEIGHT:
+            registers = WGRAD_REGISTERS + TAP_REGISTERS * case.layer.window[1]
+            threads = min(REGISTERS // registers, WGRAD_THREADS)
+        vectors, most = channels // width, max(min(MAX_SLOTS, threads // taps), 1)
         slots = max(count for count in range(1, most + 1) if vectors % count == 0)
-        return cls(case, width, strip, slots, max(THREADS // (slots * taps), 1))
+        return cls(case, width, strip, slots, max(threads // (slots * taps), 1))
 
     @staticmethod
     def _sides(case: Case) -> list[int]:
@@ -99,10 +111,8 @@ class DepthwiseTile:
 
     def wgrad_blocks(self, samples: int) -> int:
         """Return the blocks of a column of the weight gradient."""
-        is_wide = self.case.layer.window[1] > MAX_FEW_TAPS
-        per_sm = WIDE_BLOCKS_PER_SM if is_wide else WGRAD_BLOCKS_PER_SM
-        most = self.case.limits.multiprocessors * per_sm // self.columns
-        return min(ceil_div(self.all_lines(samples), self.lines), max(most, 1))
+        most = max(self.case.limits.multiprocessors // self.columns, 1)
+        return min(ceil_div(self.all_lines(samples), self.lines), most)
 
     @property
     def defines(self) -> dict[str, int]:
@@ -115,6 +125,17 @@ class DepthwiseTile:
             "DILATION_H": layer.dilations[0], "DILATION_W": layer.dilations[1],
             "STRIP": self.strip, "SLOTS": self.slots, "LINES": self.lines, "VECTOR": self.width,
         }  # fmt: skip
+
+
+def strip_of(columns: int) -> int:
+    """Return the pixels of a strip of a row: a divisor, or what divides it about evenly.
+
+    Example:
+        >>> [strip_of(columns) for columns in (5, 28, 32, 113)]
+        [5, 14, 8, 13]
+    """
+    divisors = [size for size in range(MIN_STRIP, MAX_STRIP + 1) if columns % size == 0]
+    return max(divisors, default=ceil_div(columns, ceil_div(columns, MAX_STRIP)))
 
 
 def is_grouped(node: Node) -> bool:
@@ -257,7 +278,7 @@ class DepthwiseConvolution(GroupedConvolution):
     @classmethod
     def wgrad_buffers(cls, group: Group, setting: Setting) -> dict[str, BufferSpec]:
         tile = DepthwiseTile.of(Case(group, setting, Phase.BACKWARD_WEIGHT))
-        shape = tile.wgrad_blocks(setting.batch_size), gradient_size(group)
+        shape = tile.wgrad_blocks(setting.summed_samples), gradient_size(group)
         return {"partial": BufferSpec(shape, "float32")}
 
     def forward(self) -> Kernel:
@@ -283,7 +304,7 @@ class DepthwiseConvolution(GroupedConvolution):
 
         def run(context: Context) -> None:
             if context.n:
-                grid = ceil_div(tile.all_lines(context.n), tile.lines), tile.columns, 1
+                grid = ceil_div(tile.all_lines(context.n), tile.lines) * tile.columns, 1, 1
                 block = tile.slots * tile.lines, 1, 1
                 function(grid, block, [*arguments, np.int32(context.n), *self._geometry])
 
@@ -300,7 +321,7 @@ class DepthwiseConvolution(GroupedConvolution):
                 block = tile.slots * self.layer.window[0] * tile.lines, 1, 1
                 arrays = a["x"], a["dy"], a["partial"].reshape(-1)
                 multiply(
-                    (rows, tile.columns, 1), block,
+                    (rows * tile.columns, 1, 1), block,
                     [*arrays, np.int32(context.n), *self._geometry],
                 )  # fmt: skip
             reduce(rows)
@@ -323,7 +344,7 @@ class TensorGroupedConvolution(GroupedConvolution):
     @classmethod
     def wgrad_buffers(cls, group: Group, setting: Setting) -> dict[str, BufferSpec]:
         tile = grouped_tiles.choose(Case(group, setting, Phase.BACKWARD_WEIGHT))
-        shape = tile.blocks(setting.batch_size), gradient_size(group)
+        shape = tile.blocks(setting.summed_samples), gradient_size(group)
         return {"partial": BufferSpec(shape, "float32")}
 
     def forward(self) -> Kernel:
@@ -394,5 +415,5 @@ def _wgrad_split(group: Group, setting: Setting) -> SplitK:
     """Return the split-K of the weight gradient, the sum over the pixels of a batch."""
     filters, *sides = group.head.output_maps
     threads = ceil_div(group.head.parameters[0].size + filters, THREADS) * THREADS
-    terms = setting.batch_size * math.prod(sides)
+    terms = setting.summed_samples * math.prod(sides)
     return split_terms(terms, threads, limits_of(setting))

@@ -37,6 +37,7 @@ class Case:
         samples: largest number of samples.
         inputs, outputs: shape of the weights.
         limits: of the GPU.
+        is_sharded: True if gradients are summed for each micro-shard.
     """
 
     precision: str
@@ -44,6 +45,7 @@ class Case:
     inputs: int
     outputs: int
     limits: DeviceLimits
+    is_sharded: bool = False
 
     @property
     def multiply_adds(self) -> int:
@@ -57,7 +59,8 @@ def _is_skinny(case: Case) -> bool:
 
 
 def _uses_wgmma(case: Case) -> bool:
-    return wgmma_gemm_tiles.is_worthwhile(
+    # A stage sums the bias gradient over blocks of samples, which micro-shards would cut.
+    return not case.is_sharded and wgmma_gemm_tiles.is_worthwhile(
         case.precision, case.samples, case.inputs, case.outputs, case.limits
     )
 
@@ -76,8 +79,8 @@ DENSE: Sequence[Algorithm[Case]] = (
 
 
 def _case(group: Group, setting: Setting) -> Case:
-    product = setting.precision, setting.batch_size, *dense_shape(group)
-    return Case(*product, limits_of(setting))
+    product = setting.precision, setting.kernel_samples, *dense_shape(group)
+    return Case(*product, limits_of(setting), is_sharded=setting.shards > 0)
 
 
 def operation_of(group: Group, setting: Setting) -> type[DenseGemm]:

@@ -17,6 +17,7 @@
 
 #include "epilogue.cuh"
 #include "dependent_launch.cuh"
+#include "micro_shards.cuh"
 #include "split_k.cuh"
 
 // Operand A of backward_weight: row i is an input, and the sum runs over samples. One further row
@@ -114,8 +115,13 @@ extern "C" __global__ void dense_forward_reduce(const float* partial, int num_sp
 extern "C" __global__ void __launch_bounds__(THREADS * K_GROUPS, GEMM_MIN_BLOCKS)
     dense_backward_weight(const Number* x, const Number* dy, const Number* y, float factor,
                           float* dw, float* db, int samples, int inputs, int outputs,
-                          int split_terms) {
-    const int first = blockIdx.z * split_terms, stop = min(first + split_terms, samples);
+                          int split_terms PARTS_PARAMETERS) {
+    const SplitPart part = split_part(samples PARTS_ARGUMENTS);
+    move_to(part, x, inputs);
+    move_to(part, dy, outputs);
+    move_to(part, y, outputs);
+    samples = part.range.count;
+    const int first = part.index * split_terms, stop = min(first + split_terms, samples);
     multiply(InputsTransposed{x, inputs}, Gradients<false>{{dy, y, factor}, samples, outputs},
              first, stop, StoreGradient{dw, db, inputs, outputs});
 }

@@ -10,7 +10,7 @@ import numpy as np
 from dptrain.backends.cuda.dense import skinny_gemm
 from dptrain.backends.cuda.dense.gemm_tiles import GemmConfig, SplitK, rank_gemm_configs
 from dptrain.backends.cuda.device.device import Array
-from dptrain.backends.cuda.device.hardware import ELEMENT_BYTES, limits_of
+from dptrain.backends.cuda.device.hardware import ELEMENT_BYTES, limits_of, limits_of_sums
 from dptrain.backends.cuda.device.launching import launch_reduction
 from dptrain.backends.cuda.measured import measured_first, measured_name
 from dptrain.backends.cuda.weighted import WeightedOperation
@@ -60,9 +60,9 @@ class DenseGemm(WeightedOperation[Dense]):
         split: bool = False,
     ) -> GemmConfig:  # fmt: skip
         """Return the configuration for ``gemm.cuh``; see `rank_gemm_configs`."""
-        ranked = rank_gemm_configs(
-            setting.precision, rows, columns, terms, limits_of(setting), split=split
-        )
+        sums = phase is Phase.BACKWARD_WEIGHT
+        limits = limits_of_sums(setting) if sums else limits_of(setting)
+        ranked = rank_gemm_configs(setting.precision, rows, columns, terms, limits, split=split)
         return pick_config(ranked, group, setting, phase)
 
     @classmethod
@@ -70,22 +70,26 @@ class DenseGemm(WeightedOperation[Dense]):
         """Return the configuration of the forward product."""
         inputs, outputs = dense_shape(group)
         return cls.gemm_config(
-            group, setting, Phase.FORWARD, setting.batch_size, outputs, inputs, split=True
+            group, setting, Phase.FORWARD, setting.kernel_samples, outputs, inputs, split=True
         )
 
     @classmethod
     def wgrad_config(cls, group: Group, setting: Setting) -> GemmConfig:
         """Return the configuration of the weight gradient. One more row is the bias gradient."""
-        (inputs, outputs), n = dense_shape(group), setting.batch_size
+        (inputs, outputs), n = dense_shape(group), setting.summed_samples
         return cls.gemm_config(
             group, setting, Phase.BACKWARD_WEIGHT, inputs + 1, outputs, n, split=True
         )
 
     @classmethod
+    def wgrad_split(cls, group: Group, setting: Setting) -> SplitK:
+        return cls.wgrad_config(group, setting).split_k
+
+    @classmethod
     def backward_input_config(cls, group: Group, setting: Setting) -> GemmConfig:
         """Return the configuration of the backward-input product."""
         inputs, outputs = dense_shape(group)
-        n = setting.batch_size
+        n = setting.kernel_samples
         return cls.gemm_config(group, setting, Phase.BACKWARD_INPUT, n, inputs, outputs)
 
     @classmethod
@@ -98,7 +102,7 @@ class DenseGemm(WeightedOperation[Dense]):
         phases = {Phase.FORWARD: Access(("x",), ("y", *buffers))}
         if not setting.training:
             return GroupNeeds(phases, buffers)
-        cls.add_partial_buffer(group, cls.wgrad_config(group, setting).split_k, buffers)
+        cls.add_partial_buffer(group, setting, buffers)
         partial = ("partial",) if "partial" in buffers else ()
         dz = ("dy", "y") if ReLU in group.kinds else ("dy",)
         phases[Phase.BACKWARD_WEIGHT] = Access(("x", *dz), partial)
@@ -199,7 +203,7 @@ class SkinnyDenseGemm(DenseGemm):
     @classmethod
     def forward_config(cls, group: Group, setting: Setting) -> GemmConfig:
         inputs, outputs = dense_shape(group)
-        product = setting.precision, setting.batch_size, inputs, outputs, limits_of(setting)
+        product = setting.precision, setting.kernel_samples, inputs, outputs, limits_of(setting)
         ranked = skinny_gemm.rank_forward_configs(*product)
         return pick_config(ranked, group, setting, Phase.FORWARD)
 
@@ -208,13 +212,13 @@ class SkinnyDenseGemm(DenseGemm):
         if setting.precision not in ELEMENT_BYTES:
             return super().wgrad_config(group, setting)
         outputs = group.head.output_shape[0]
-        return skinny_gemm.wgrad_config(setting.precision, setting.batch_size, outputs)
+        return skinny_gemm.wgrad_config(setting.precision, setting.summed_samples, outputs)
 
     @classmethod
     def backward_input_config(cls, group: Group, setting: Setting) -> GemmConfig:
         inputs, outputs = dense_shape(group)
         tile = skinny_gemm.select_backward_input_tile(
-            setting.precision, setting.batch_size, inputs, outputs, limits_of(setting)
+            setting.precision, setting.kernel_samples, inputs, outputs, limits_of(setting)
         )
         if tile is None:
             return super().backward_input_config(group, setting)
@@ -253,7 +257,9 @@ def label(group: Group, setting: Setting, phase: Phase) -> str:
     """Return all that the time of a product depends on, except for the GPU."""
     inputs, outputs = dense_shape(group)
     epilogue = " ".join(layer.__name__ for layer in group.kinds[1:])
-    product = phase.value, setting.precision, setting.batch_size, inputs, outputs, epilogue
+    sums = phase is Phase.BACKWARD_WEIGHT
+    samples = setting.summed_samples if sums else setting.kernel_samples
+    product = phase.value, setting.precision, samples, inputs, outputs, epilogue
     return " ".join(map(str, product)).strip()
 
 

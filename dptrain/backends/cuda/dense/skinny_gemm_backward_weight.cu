@@ -26,6 +26,7 @@
 
 #include "epilogue.cuh"
 #include "dependent_launch.cuh"
+#include "micro_shards.cuh"
 
 // Elements of dw that a thread writes at once.
 constexpr int PIECE = OUT_VECTOR < 4 ? OUT_VECTOR : 4;
@@ -66,8 +67,16 @@ __device__ inline void fill_slice(Slice<WIDTH, false>& slice, const Get& get) {
 // x (samples, inputs), dy and y (samples, outputs), dw (inputs, outputs), db (outputs,).
 extern "C" __global__ void __launch_bounds__(THREADS)
     dense_backward_weight(const Number* x, const Number* dy, const Number* y, float factor,
-                          float* dw, float* db, int samples, int inputs, int outputs, int) {
+                          float* dw, float* db, int samples, int inputs, int outputs,
+                          int PARTS_PARAMETERS) {
     wait_for_previous_kernel();
+    const SplitPart part = split_part(samples PARTS_ARGUMENTS);
+    move_to(part, x, inputs);
+    move_to(part, dy, outputs);
+    move_to(part, y, outputs);
+    samples = part.range.count;
+    dw += (long long)part.shard * (inputs + 1) * outputs;
+    db += (long long)part.shard * (inputs + 1) * outputs;
     extern __shared__ __align__(16) char memory[];
     struct Slices {
         Slice<TILE_M, false> x;

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType
 
 from dptrain.plan.limits import DeviceLimits
@@ -97,3 +98,11 @@ def splits_in_shared_memory(precision: str, limits: DeviceLimits) -> bool:
 def limits_of(setting: Setting) -> DeviceLimits:
     """Return the limits that a plan is made for."""
     return setting.limits or DEFAULT_LIMITS
+
+
+def limits_of_sums(setting: Setting) -> DeviceLimits:
+    """Return the limits for sums over samples: with micro-shards, each has a share of the GPU."""
+    limits, shards = limits_of(setting), setting.kernel_shards
+    if shards == 1:
+        return limits
+    return replace(limits, multiprocessors=max(limits.multiprocessors // shards, 1))

@@ -95,16 +95,14 @@ __device__ inline void store_block_sums(Floats (&own)[SUMS], float* partial, int
     });
 }
 
-// Return true in all threads of the last block of a column that calls this. The stores of all
-// blocks before this call are then visible to __ldcg. `tickets` (gridDim.z, gridDim.y) is 0 before
-// and after the kernel.
-__device__ inline bool is_last_block(unsigned* tickets) {
+// Return true in all threads of the last of some blocks that call this. The stores of all of them
+// before this call are then visible to __ldcg. The ticket is 0 before and after the kernel.
+__device__ inline bool is_last_of(unsigned blocks, unsigned* ticket) {
     __shared__ bool last;
-    unsigned* ticket = tickets + blockIdx.z * gridDim.y + blockIdx.y;
     __threadfence();
     __syncthreads();
     if (threadIdx.x == 0) {
-        last = atomicAdd(ticket, 1u) == gridDim.x - 1;
+        last = atomicAdd(ticket, 1u) == blocks - 1;
         if (last) atomicExch(ticket, 0u);
         __threadfence();
     }
@@ -112,8 +110,20 @@ __device__ inline bool is_last_block(unsigned* tickets) {
     return last;
 }
 
+// The same for the blocks of a column. tickets (gridDim.z, gridDim.y).
+__device__ inline bool is_last_block(unsigned* tickets) {
+    unsigned* ticket = tickets + blockIdx.z * gridDim.y + blockIdx.y;
+    return is_last_of(gridDim.x, ticket);
+}
+
 template <int SUMS> struct Doubles {
     double at[SUMS];
+
+    __device__ Doubles operator+(const Doubles& other) const {
+        Doubles sum = *this;
+        for (int s = 0; s < SUMS; ++s) sum.at[s] += other.at[s];
+        return sum;
+    }
 };
 
 // Sum of term(row, channel) over a number of rows, such as one for each block, for each channel of

@@ -28,9 +28,15 @@ __device__ inline float to_float(Bfloat16 value) {
 
 // Round to nearest, ties to even. NaN stays NaN.
 __device__ inline Bfloat16 to_bfloat16(float value) {
+#if __CUDA_ARCH__ >= 800
+    Bfloat16 result;
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(result.bits) : "f"(value));
+    return result;
+#else
     const unsigned bits = __float_as_uint(value);
     const unsigned rounded = (bits + 0x7FFFu + (bits >> 16 & 1u)) >> 16;
     return {(unsigned short)(value != value ? 0x7FFFu : rounded)};
+#endif
 }
 
 // Round two values to bfloat16 and pack them into 32 bits, `low` in the lower half.

@@ -9,6 +9,7 @@
 
 #include "activation.cuh"
 #include "channel_sums.cuh"
+#include "micro_shards.cuh"
 
 // Mean and variance of a channel from (count, Σ x, Σ x²) in float64. Subtracting the square of the
 // mean has a relative error of about 1e-16 · mean² / variance.
@@ -67,3 +68,50 @@ __device__ inline void undo_activation(Floats& gradient, const Floats& x, const 
         gradient.at[k] = gradient_before_activation(gradient.at[k], from);
     }
 }
+
+// Sums of each micro-shard of all ranks: rows (micro-shards, SUMS, C) of float64, each padded to an
+// even length. A rank writes the rows of its micro-shards and sets the others to 0, so that the sum
+// over the ranks only collects them.
+#if MICRO_SHARDS
+#define ROWS_PARAMETERS SHARDS_PARAMETERS, int sample_pixels, int first_shard, int all_shards
+
+template <int SUMS> struct ShardRows {
+    double* rows;
+    int channels;
+
+    __device__ double* at(int shard, int s, int c) const {
+        return rows + (long long)shard * ((SUMS * channels + 1) / 2 * 2) + s * channels + c;
+    }
+    // Blocks of the same kernel may have stored the sums.
+    __device__ Doubles<SUMS> sums(int shard, int c) const {
+        Doubles<SUMS> found;
+        for (int s = 0; s < SUMS; ++s) found.at[s] = __ldcg(at(shard, s, c));
+        return found;
+    }
+    // Store the sums of channel c of micro-shard blockIdx.z, of which this rank has gridDim.z.
+    __device__ void store(int c, const Doubles<SUMS>& own, int first_shard, int all_shards) const {
+        for (int s = 0; s < SUMS; ++s) *at(first_shard + blockIdx.z, s, c) = own.at[s];
+        if (blockIdx.z) return;
+        for (int shard = 0; shard < all_shards; ++shard)
+            if (shard < first_shard || shard >= first_shard + int(gridDim.z))
+                for (int s = 0; s < SUMS; ++s) *at(shard, s, c) = 0.0;
+    }
+};
+
+// Return true in the block that stores the last row of a column of channels, if it is to finish the
+// sums: with FINISHES, if no other rank has rows. tickets (gridDim.z + 1, gridDim.y).
+#ifndef FINISHES
+#define FINISHES 0
+#endif
+__device__ inline bool is_last_row(unsigned* tickets) {
+    return FINISHES && is_last_of(gridDim.z, tickets + gridDim.z * gridDim.y + blockIdx.y);
+}
+
+// The pixels of micro-shard blockIdx.z.
+__device__ inline SampleRange own_pixels(int shard_samples, int larger_shards, int sample_pixels) {
+    const SampleRange own = own_shard(shard_samples, larger_shards);
+    return {own.first * sample_pixels, own.count * sample_pixels};
+}
+#else
+#define ROWS_PARAMETERS
+#endif

@@ -55,7 +55,7 @@ SUMMED_CHANNELS = 8
 many threads for each, and are a sector of memory of 32 bytes."""
 
 
-def _stored_gradient(group: Group) -> tuple[str, ...]:
+def stored_gradient(group: Group) -> tuple[str, ...]:
     """Return the local name of the gradient before the function if a phase stores it, or ().
 
     It is the gradient of the other tensor. If no stage reads that, it replaces dy, unless dy is the
@@ -93,7 +93,7 @@ class BatchNormOperation(Operation[BatchNorm2d]):
 
     With an addition, the gradient before the function is that of the other tensor. It is written
     while the statistics are computed, and the gradient of x continues from it
-    (`_stored_gradient`).
+    (`stored_gradient`).
     """
 
     @classmethod
@@ -142,7 +142,7 @@ class BatchNormOperation(Operation[BatchNorm2d]):
             "backward_totals": BufferSpec(pair, "float64"),
             "tickets": sums.tickets,
         }
-        stored = _stored_gradient(group)
+        stored = stored_gradient(group)
         # With sums of another group, dy is the gradient before the function, and dx2 is dy.
         gradients = ("gradient_sums",) if group.gradient_sums_of else ("dy", "x", "tickets")
         mask = ("y",) if own and activation_source(group) == FROM_Y else ()
@@ -329,7 +329,7 @@ class BatchNormOperation(Operation[BatchNorm2d]):
             BACKWARD_FILE,
             "batch_norm_backward_statistics",
             **activation_macros(self.group),
-            STORE_DZ=int(len(_stored_gradient(self.group)) > 0),
+            STORE_DZ=int(len(stored_gradient(self.group)) > 0),
         )
         return SumKernel(compiled, enqueue, layout.vectors * layout.width)
 
@@ -345,7 +345,7 @@ class BatchNormOperation(Operation[BatchNorm2d]):
     @property
     def _before_activation(self) -> str:
         """The array of the gradient before the function, if it is stored."""
-        return next(iter(_stored_gradient(self.group)), "dy")
+        return next(iter(stored_gradient(self.group)), "dy")
 
     def backward_input(self) -> Kernel:
         """Return the stage that writes dx."""

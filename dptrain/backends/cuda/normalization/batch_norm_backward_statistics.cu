@@ -13,6 +13,8 @@
 //     count          (1,)            float64: pixels of all ranks
 //     backward_sums  (2, C)          float32: mean of dz, and invstd · mean of dz · x̂
 //
+// With MICRO_SHARDS, `totals` are the rows of batch_norm.cuh: dbias and dweight.
+//
 // Launch: channel_sums.cuh. Time: that of reading dy, x and y.
 //
 // Source: Ioffe and Szegedy, "Batch normalization", 2015, section 3.
@@ -47,6 +49,43 @@ __device__ inline void store_gradients(double* totals, const double* count, floa
     if (threadIdx.x == 0) rank_sums.close(blockIdx.y);
 }
 
+#if MICRO_SHARDS
+#define PITCH_PARAMETER , int slot_pitch
+
+struct ChannelGradients {
+    float dbias, dweight;
+
+    __device__ ChannelGradients operator+(const ChannelGradients& other) const {
+        return {dbias + other.dbias, dweight + other.dweight};
+    }
+};
+
+// Store the gradients of this rank, whose slot s starts at element s · slot_pitch, and
+// backward_sums for a channel.
+__device__ inline void store_gradients_of_shards(double* rows, int first_shard,
+                                                 const double* count, const float* moments,
+                                                 float* backward_sums, float* dweight, float* dbias,
+                                                 int slot_pitch, int channels, int c) {
+    const ShardRows<2> shards{rows, channels};
+    {
+        const auto at = [&](int shard) {
+            const Doubles<2> sums = shards.sums(first_shard + shard, c);
+            return ChannelGradients{float(sums.at[0]), float(sums.at[1])};
+        };
+        const auto take = [&](int slot, const ChannelGradients& sum) {
+            dbias[(long long)slot * slot_pitch + c] = sum.dbias;
+            dweight[(long long)slot * slot_pitch + c] = sum.dweight;
+        };
+        OWN_SHARDS
+    }
+    const auto at = [&](int shard) { return shards.sums(shard, c); };
+    const Doubles<2> total = ALL_SHARDS;
+    store_backward_sums(backward_sums, moments, channels, c, *count, total.at[0], total.at[1]);
+}
+#else
+#define PITCH_PARAMETER
+#endif
+
 // The last blocks also add the sums of all ranks and compute backward_sums, unless `ranks` is 0; see
 // rank_sums.cuh. Without the number of blocks, the compiler spills registers so that more blocks fit.
 extern "C" __global__ void __launch_bounds__(CHANNEL_THREADS, 2)
@@ -55,8 +94,16 @@ extern "C" __global__ void __launch_bounds__(CHANNEL_THREADS, 2)
                                    const float* moments, const float* weight, const float* bias,
                                    float* partial, unsigned* tickets, double* totals,
                                    const double* count, float* backward_sums, float* dweight,
-                                   float* dbias, int pixels, int channels, RANKS_PARAMETERS) {
+                                   float* dbias, int pixels, int channels,
+                                   RANKS_PARAMETERS PITCH_PARAMETER ROWS_PARAMETERS) {
     wait_for_previous_kernel();
+#if MICRO_SHARDS
+    const SampleRange own = own_pixels(shard_samples, larger_shards, sample_pixels);
+    const long long offset = (long long)own.first * channels;
+    dy += offset, y += offset, x += offset, dz += offset;
+    pixels = own.count;
+    partial += (long long)blockIdx.z * gridDim.x * 2 * channels;
+#endif
     const ChannelThread thread(channels);
     Floats sums[2] = {};
     if (thread.has_channels()) {
@@ -87,9 +134,19 @@ extern "C" __global__ void __launch_bounds__(CHANNEL_THREADS, 2)
         return Doubles<2>{{__ldcg(row), __ldcg(row + channels)}};
     };
     const bool has_result = sum_over_rows(gridDim.x, channels, c, total, term);
-    if (has_result)
-        store_gradients(totals, count, backward_sums, dweight, dbias, moments, channels, c, total,
-                        rank_sums);
+#if MICRO_SHARDS
+    if (has_result) {
+        total.at[1] *= double(moments[channels + c]);
+        ShardRows<2>{totals, channels}.store(c, total, first_shard, all_shards);
+    }
+    if (is_last_row(tickets) && has_result)
+        store_gradients_of_shards(totals, first_shard, count, moments, backward_sums, dweight,
+                                  dbias, slot_pitch, channels, c);
+#else
+    if (!has_result) return;
+    store_gradients(totals, count, backward_sums, dweight, dbias, moments, channels, c, total,
+                    rank_sums);
+#endif
 }
 
 // The same from the sums (rows, 2, C) of the kernel that has written dz (gradient_sums.cuh). Launch:
@@ -123,3 +180,20 @@ extern "C" __global__ void batch_norm_backward_sums(const double* totals, const 
         store_backward_sums(backward_sums, moments, channels, c, count[0], totals[c],
                             totals[channels + c]);
 }
+
+#if MICRO_SHARDS
+// Compute the gradients of this rank and backward_sums from the rows of all micro-shards; one thread
+// for each channel.
+extern "C" __global__ void batch_norm_gradients_of_shards(double* rows, int first_shard,
+                                                          const double* count,
+                                                          const float* moments,
+                                                          float* backward_sums, float* dweight,
+                                                          float* dbias, int slot_pitch,
+                                                          int channels) {
+    wait_for_previous_kernel();
+    const int c = blockIdx.x * blockDim.x + threadIdx.x;
+    if (c < channels)
+        store_gradients_of_shards(rows, first_shard, count, moments, backward_sums, dweight, dbias,
+                                  slot_pitch, channels, c);
+}
+#endif

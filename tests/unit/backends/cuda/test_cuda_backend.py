@@ -49,6 +49,7 @@ from dptrain.plan import SGD, Adam, AdamW, make_buckets, make_plan
 from dptrain.plan.plan import INPUT
 from dptrain.training.engines import Engine, make_engine
 from dptrain.training.persistence.checkpoints import Checkpoint, replica_arrays, restore_replica
+from dptrain.training.persistence.state_copy import StateCopy
 from tests.tiers import tiered
 
 EPSILON = float(np.finfo(np.float32).eps)
@@ -242,6 +243,27 @@ def test_training_goes_on_from_a_checkpoint_bit_by_bit(network: Network) -> None
         assert step(straight, 8, number) == step(resumed, 8, number)
     for name, value in straight.parameters.items():
         np.testing.assert_array_equal(resumed.parameters[name], value)
+
+
+@rich_first
+def test_a_copy_of_the_state_has_the_bits_of_its_step(network: Network) -> None:
+    """It reaches the host after later steps."""
+    replica, copy = make_replica(network, "cuda", 8, optimizer=Adam()), StateCopy()
+    assert not copy.fits(replica)
+    assert copy.allocate(replica)
+    for number in range(3):
+        step(replica, 8, number)
+        expected = replica_arrays(replica)
+        copy.assign(replica)
+        receive = copy.begin_arrays()
+        step(replica, 8, number + 3)
+        found = receive()
+        assert list(found) == list(expected)
+        for name, values in expected.items():
+            np.testing.assert_array_equal(found[name], values, name)
+    copy.restore(replica)
+    for name, values in replica_arrays(replica).items():
+        np.testing.assert_array_equal(found[name], values, name)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "uint8", ">f4"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import shutil
+import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 
 from dptrain import AfterStep, BatchNorm2d, Conv2d, Dense, Flatten, Network, ReLU, Trainer
+from dptrain.comm.signals import StopRequest
 from dptrain.errors import UserError
 from dptrain.training.persistence import snapshots
 from dptrain.training.persistence.rundir import RunDirectory
@@ -24,6 +26,15 @@ GIVEN = {
     "baseline_steps": 0, "checkpoint_seconds": 1e6, "validation": 0.25, "snapshot_every": 5,
 }  # fmt: skip
 """No checkpoint is written before the last step, so that everything comes from snapshots."""
+
+
+class NoSignals(StopRequest):
+    """Lets a signal that ends the tests end them; otherwise it would stop a run in order, and the
+    test would fail because the run was not killed.
+    """
+
+    def listen(self, *signals: signal.Signals) -> None:
+        pass
 
 
 class KilledError(Exception):
@@ -77,10 +88,10 @@ def run(
         trainer = Trainer(NETWORK, data(), run_dir=folder, callbacks=callbacks, **settings)
     with trainer:
         if killed_at is None:
-            trainer.fit()
+            trainer.fit(stop=NoSignals())
         else:
             with pytest.raises(KilledError):
-                trainer.fit()
+                trainer.fit(stop=NoSignals())
     return trainer
 
 

@@ -49,6 +49,7 @@
 #include "epilogue.cuh"
 #include "cp_async.cuh"
 #include "geometry.cuh"
+#include "micro_shards.cuh"
 
 #if TENSOR_CORES
 
@@ -297,12 +298,18 @@ __device__ inline void reduce_warps(Sums& sums, float* memory) {
 extern "C" __global__ void __launch_bounds__(ALL_THREADS, MIN_BLOCKS)
     conv2d_backward_weight_few_channels(const Number* x, const Number* dy, const Saved* argmax,
                                         float factor, float* dw, float* db, int samples,
-                                        int split_strips, GEOMETRY_PARAMETERS) {
+                                        int split_strips, GEOMETRY_PARAMETERS PARTS_PARAMETERS) {
     const Geometry g = GEOMETRY_ARGUMENTS;
+    const SplitPart part = split_part(samples PARTS_ARGUMENTS);
+    const int pooled = (g.out_height / 2) * (g.out_width / 2) * g.filters;
+    move_to(part, x, g.height * g.width * g.channels);
+    move_to(part, dy, pooled);
+    move_to(part, argmax, pooled);
+    samples = part.range.count;
     extern __shared__ __align__(16) char memory[];
     Number* const patches = reinterpret_cast<Number*>(memory + 2 * Buffers::BYTES);
     const int strips = (g.out_height / 2 + STRIP_LINES - 1) / STRIP_LINES;
-    const int begin = blockIdx.z * split_strips, end = min(begin + split_strips, samples * strips);
+    const int begin = part.index * split_strips, end = min(begin + split_strips, samples * strips);
     // Margins of input lines, and windows beyond the strip, stay zero.
     for (int i = threadIdx.x; i < 2 * Buffers::BYTES / 16; i += ALL_THREADS)
         reinterpret_cast<Pack<unsigned, 4>*>(memory)[i] = {};

@@ -238,6 +238,7 @@ def config_of(case: Case, tile: FewChannelWgradTile) -> GemmConfig:
 
 def bind(operation: BoundConvolution, phase: Phase, tile: FewChannelWgradTile) -> Kernel:
     """Return the stage of a weight gradient."""
-    config = tile.config(operation.group.head.output_shape[0], operation.batch_size)
+    samples = operation.setting.summed_samples
+    config = tile.config(operation.group.head.output_shape[0], samples)
     name = "conv2d_backward_weight_few_channels"
     return operation.gradient_product(name, config, tile.strips)

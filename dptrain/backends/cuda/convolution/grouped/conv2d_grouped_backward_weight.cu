@@ -32,8 +32,9 @@ constexpr int X_CHANNELS = UNITS > 1 ? UNITS * UNIT_CHANNELS : CHANNEL_CHUNKS * 
               DY_FILTERS = UNITS > 1 ? UNITS * UNIT_FILTERS : FILTER_CHUNKS * 16;
 constexpr int X_PITCH = pixel_pitch(X_CHANNELS), DY_PITCH = pixel_pitch(DY_FILTERS);
 constexpr int STEPS = (TILE_PIXELS + STEP_K - 1) / STEP_K;
-constexpr int X_SIZE = HALO_H * HALO_W * X_PITCH + 16, DY_SIZE = STEPS * STEP_K * DY_PITCH + 16;
+constexpr int X_SIZE = TILE_SAMPLES * HALO_H * HALO_W * X_PITCH + 16, DY_SIZE = STEPS * STEP_K * DY_PITCH + 16;
 constexpr int BUFFER_SIZE = X_SIZE + DY_SIZE;
+constexpr int UNROLLED = 4;
 constexpr int WARPS = UNITS * CHANNEL_CHUNKS * FILTER_CHUNKS * WINDOW_R;
 
 #if TENSOR_CORES
@@ -41,22 +42,24 @@ constexpr int WARPS = UNITS * CHANNEL_CHUNKS * FILTER_CHUNKS * WINDOW_R;
 struct RowSums {
     float c[WINDOW_S][2][4], ones[2][4];
 
-    // Add a tile. `x` is the first pixel of the halo tile for the row of taps.
-    __device__ void add(const Number* x, const Number* dy, bool adds_ones) {
+    // Add a tile. `x` is the first pixel of the halo tile for the row of taps, and `offsets` are
+    // those of the pixels of the tile. Several steps are in flight, each of which is a chain of
+    // loads and products.
+    __device__ void add(const Number* x, const Number* dy, const int* offsets, bool adds_ones) {
+#pragma unroll UNROLLED
         for (int step = 0; step < STEPS; ++step) {
             int pixels[2], terms[2];
 #pragma unroll
             for (int q = 0; q < 2; ++q) {
                 const int pixel = step * STEP_K + lane_term(q);
-                const TilePixel at(pixel);
-                pixels[q] = (at.row * STEP_H * HALO_W + at.column * STEP_W) * X_PITCH;
+                pixels[q] = offsets[pixel];
                 terms[q] = pixel * DY_PITCH;
             }
             Fragment a, b;
-            b.load_transposed(dy, terms);
+            b.load_transposed(dy, terms, true);
 #pragma unroll
             for (int s = 0; s < WINDOW_S; ++s) {
-                a.load_transposed(x + s * DILATION_W * X_PITCH, pixels);
+                a.load_transposed(x + s * DILATION_W * X_PITCH, pixels, true);
                 add_product(c[s], a, b);
             }
             if (HAS_BIAS && adds_ones) {
@@ -97,16 +100,19 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
             const TilePosition at(tile, g.out_height, g.out_width);
             Number* const to = buffers + buffer * BUFFER_SIZE;
             copy_rectangle<HALO_H, HALO_W, X_CHANNELS>(
-                to, x, g.height, g.width, g.channels, at.sample,
+                to, x, samples, g.height, g.width, g.channels, at.sample,
                 at.row * STEP_H - PAD_H, at.column * STEP_W - PAD_W,
                 first_unit * UNIT_CHANNELS + part_channel, min((first_unit + UNITS) * UNIT_CHANNELS, g.channels));
             copy_rectangle<TILE_ROWS, TILE_COLUMNS, DY_FILTERS>(
-                to + X_SIZE, dy, g.out_height, g.out_width, g.filters, at.sample,
+                to + X_SIZE, dy, samples, g.out_height, g.out_width, g.filters, at.sample,
                 at.row, at.column, first_unit * UNIT_FILTERS + part_filter,
                 min((first_unit + UNITS) * UNIT_FILTERS, g.filters));
         }
         cp_async_commit();
     };
+    int* const offsets = reinterpret_cast<int*>(buffers + BUFFERS * BUFFER_SIZE);
+    for (int i = threadIdx.x; i < STEPS * STEP_K; i += blockDim.x)
+        offsets[i] = TilePixel(i).halo_pixel<HALO_H, HALO_W>(STEP_H, STEP_W) * X_PITCH;
     // Terms after the last pixel of a tile are zeros.
     for (int i = threadIdx.x; i < BUFFERS * BUFFER_SIZE / PACK; i += blockDim.x)
         reinterpret_cast<Pack<Number>*>(buffers)[i] = {};
@@ -125,7 +131,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
         const Number* const own = buffers + buffer * BUFFER_SIZE;
         sums.add(own + tap_row * DILATION_H * HALO_W * X_PITCH + unit * UNIT_CHANNELS +
                      channel_chunk * 16,
-                 own + X_SIZE + unit * UNIT_FILTERS + filter_chunk * 16,
+                 own + X_SIZE + unit * UNIT_FILTERS + filter_chunk * 16, offsets,
                  tap_row == 0 && channel_chunk == 0 && part_channel == 0);
         __syncthreads();
         if (BUFFERS == 2)
@@ -137,8 +143,16 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
     float* const to = partial + blockIdx.x * (size + (HAS_BIAS ? g.filters : 0));
     const int first_channel = part_channel + channel_chunk * 16 + lane / 4;
     const int first_filter = part_filter + filter_chunk * 16 + lane % 4 * 2;
+    // Adjacent filters of a lane belong to the same group if groups have an even number of them.
+    constexpr int RUN = GROUP_FILTERS % 2 == 0 ? 2 : 1;
+    const auto store_run = [&](int at, const float* values) {
+        Pack<float, RUN> run;
 #pragma unroll
-    for (int e = 0; e < 8; ++e) {
+        for (int v = 0; v < RUN; ++v) run.at[v] = values[v];
+        *reinterpret_cast<Pack<float, RUN>*>(to + at) = run;
+    };
+#pragma unroll
+    for (int e = 0; e < 8; e += RUN) {
         const int channel = first_channel + e / 2 % 2 * 8;
         const int filter = first_filter + e / 4 * 8 + e % 2;
         const int column = (first_unit + unit) * UNIT_FILTERS + filter;
@@ -147,11 +161,12 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
 #pragma unroll
             for (int s = 0; s < WINDOW_S; ++s) {
                 const int tap = tap_row * WINDOW_S + s;
-                to[(tap * GROUP_CHANNELS + channel % GROUP_CHANNELS) * g.filters + column] =
-                    sums.c[s][e / 4][e % 4];
+                store_run(
+                    (tap * GROUP_CHANNELS + channel % GROUP_CHANNELS) * g.filters + column,
+                    &sums.c[s][e / 4][e % 4]);
             }
         if (HAS_BIAS && tap_row == 0 && channel == 0)
-            to[size + column] = sums.ones[e / 4][e % 4];
+            store_run(size + column, &sums.ones[e / 4][e % 4]);
     }
 #endif
 }

@@ -50,61 +50,102 @@ constexpr int SUMMED = BACKWARD ? UNIT_FILTERS : UNIT_CHANNELS,
               RESULTS = BACKWARD ? UNIT_CHANNELS : UNIT_FILTERS;
 constexpr int TERMS = round_up(SUMMED, STEP_K), COLUMNS = PART_COLUMNS;
 constexpr int SLAB_CHANNELS = UNITS * SUMMED + TERMS - SUMMED;
-constexpr int PIXEL_PITCH = pixel_pitch(SLAB_CHANNELS), WEIGHT_PITCH = pixel_pitch(TERMS);
-constexpr int SOURCE_SIZE = HALO_H * HALO_W * PIXEL_PITCH,
-              WEIGHT_SIZE = TAPS * UNITS * COLUMNS * WEIGHT_PITCH;
+constexpr int PIXEL_PITCH = pixel_pitch(SLAB_CHANNELS);
+constexpr int SOURCE_SIZE = TILE_SAMPLES * HALO_H * HALO_W * PIXEL_PITCH;
 constexpr int PIXEL_TILES = (TILE_PIXELS + 15) / 16;
 constexpr int JOBS = UNITS * (COLUMNS / WARP_COLUMNS) *
                      ((PIXEL_TILES + WARP_PIXEL_TILES - 1) / WARP_PIXEL_TILES);
 constexpr int LANE_RESULTS = WARP_COLUMNS / 4;  // Adjacent results of a lane.
 
-// Result of a unit that column `column` of its weights computes: the columns of a lane in different
-// instructions are adjacent results.
-__device__ inline int result_of(int column) {
-    const int own = column % WARP_COLUMNS, lane = own % 8 / 2;
-    return column - own + lane * LANE_RESULTS + own / 8 * 2 + own % 2;
+// Weights of a unit and a tap in shared memory: rows are channels, adjacent elements filters, as in
+// global memory. Terms are the rows, or with BACKWARD the columns. With words of four bytes, the
+// lanes that read a transposed fragment lie in different banks.
+constexpr int WEIGHT_ROWS = BACKWARD ? COLUMNS : TERMS;
+constexpr int WEIGHT_PITCH = BACKWARD           ? pixel_pitch(TERMS)
+                             : PRECISION == 2 ? pixel_pitch(COLUMNS)
+                                              : round_up(COLUMNS, 16) + 8;
+constexpr int UNIT_SIZE = WEIGHT_ROWS * WEIGHT_PITCH, WEIGHT_SIZE = TAPS * UNITS * UNIT_SIZE;
+
+// Column of the weights of a unit that computes a result: adjacent results are computed by the same
+// lane in different instructions.
+__device__ inline int column_of(int result) {
+    const int own = result % WARP_COLUMNS, lane = own / LANE_RESULTS, at = own % LANE_RESULTS;
+    return result - own + at / 2 * 8 + lane * 2 + at % 2;
 }
 
-// Number i of the weights (tap, unit, column, term) of a block: its value, which is 0 between different
-// groups, and its offset in shared memory. Adjacent threads read adjacent filters.
-__device__ inline float load_weight(int i, const float* w, int filters, int first_unit, int& at) {
-    const int term = BACKWARD ? i % TERMS : i / COLUMNS % TERMS;
-    const int column = BACKWARD ? i / TERMS % COLUMNS : i % COLUMNS;
-    const int unit = i / (COLUMNS * TERMS) % UNITS, tap = i / (COLUMNS * TERMS * UNITS);
-    const int result = blockIdx.z * COLUMNS + result_of(column);
-    const int channel = BACKWARD ? result : term, filter = BACKWARD ? term : result;
-    const int k = (first_unit + unit) * UNIT_FILTERS + filter;
-    at = ((tap * UNITS + unit) * COLUMNS + column) * WEIGHT_PITCH + term;
-    const bool there = term < SUMMED && result < RESULTS && k < filters &&
-                       channel / GROUP_CHANNELS == filter / GROUP_FILTERS;
-    const int from = (tap * GROUP_CHANNELS + channel % GROUP_CHANNELS) * filters + k;
-    return there ? __ldg(w + from) : 0.0f;
-}
+// The weights of a block: vectors of adjacent filters, as long as one group has them all.
+struct BlockWeights {
+    static constexpr int WIDTH = GROUP_FILTERS % 4 == 0 ? 4 : GROUP_FILTERS % 2 == 0 ? 2 : 1;
+    // A part has some filters of the only unit, or with BACKWARD some channels of it.
+    static constexpr bool CUTS_FILTERS = !BACKWARD && COLUMNS < UNIT_FILTERS,
+                          CUTS_CHANNELS = BACKWARD && COLUMNS < UNIT_CHANNELS;
+    static constexpr int FILTERS = CUTS_FILTERS ? COLUMNS : UNITS * UNIT_FILTERS;
+    static constexpr int VECTORS = FILTERS / WIDTH, SIZE = TAPS * GROUP_CHANNELS * VECTORS;
+    // True if all rows and columns are weights of one group.
+    static constexpr bool IS_DENSE =
+        UNIT_GROUPS == 1 && TERMS == SUMMED && RESULTS % COLUMNS == 0;
+    using Vector = Pack<float, WIDTH>;
 
-// Store the weights of a block. Several loads of a thread are in flight: one after another, their
-// latencies would be longer than the products of small maps.
-__device__ inline void load_weights(Number* to, const float* w, int filters, int first_unit) {
-    constexpr int SIZE = TAPS * UNITS * COLUMNS * TERMS, LOADS = 16;
-    for (int first = threadIdx.x; first < SIZE; first += blockDim.x * LOADS) {
-        float values[LOADS];
-        int at[LOADS];
-#pragma unroll
-        for (int load = 0; load < LOADS; ++load) {
-            const int i = first + load * blockDim.x;
-            values[load] = i < SIZE ? load_weight(i, w, filters, first_unit, at[load]) : 0.0f;
-        }
-#pragma unroll
-        for (int load = 0; load < LOADS; ++load)
-            if (first + load * int(blockDim.x) < SIZE) to[at[load]] = round_operand(values[load]);
+    const float* w;
+    int filters, first_unit;
+
+    // Load vector i. Set `at` to its offset in shared memory, or to -1 if the block has no such one:
+    // the first vector is loaded then, because loads after branches would wait for each other.
+    __device__ Vector load(int i, int& at) const {
+        const int part = blockIdx.z * COLUMNS, first_filter = CUTS_FILTERS ? part : 0;
+        const int slab_filter = i % VECTORS * WIDTH, row = i / VECTORS;
+        const int unit = slab_filter / UNIT_FILTERS;
+        const int filter = slab_filter % UNIT_FILTERS + first_filter;
+        const int channel = filter / GROUP_FILTERS * GROUP_CHANNELS + row % GROUP_CHANNELS;
+        const int k = first_unit * UNIT_FILTERS + slab_filter + first_filter;
+        const bool there = i < SIZE && k < filters && (!CUTS_FILTERS || filter < UNIT_FILTERS) &&
+                           (!CUTS_CHANNELS || unsigned(channel - part) < unsigned(COLUMNS));
+        const int base = (row / GROUP_CHANNELS * UNITS + unit) * UNIT_SIZE;
+        at = !there ? -1
+             : BACKWARD
+                 ? base + column_of(channel - (CUTS_CHANNELS ? part : 0)) * WEIGHT_PITCH + filter
+                 : base + channel * WEIGHT_PITCH + column_of(filter - first_filter);
+        return *reinterpret_cast<const Vector*>(w + (there ? row * filters + k : 0));
     }
-}
+    // Two adjacent results are adjacent columns, too.
+    __device__ static void store(Number* to, const Vector& values) {
+        constexpr int RUN = BACKWARD || WIDTH < 2 ? WIDTH : 2;
+#pragma unroll
+        for (int v = 0; v < WIDTH; v += RUN) {
+            Pack<Number, RUN> run;
+#pragma unroll
+            for (int e = 0; e < RUN; ++e) run.at[e] = round_operand(values.at[v + e]);
+            *reinterpret_cast<Pack<Number, RUN>*>(to + v / 2 * 8) = run;
+        }
+    }
+    // Store all weights. Several loads of a thread are in flight: one after another, their latencies
+    // would be longer than the products of small maps.
+    __device__ void store_all(Number* to) const {
+        constexpr int LOADS = 32 / WIDTH;
+        if (!IS_DENSE) {
+            for (int i = threadIdx.x; i < WEIGHT_SIZE / PACK; i += blockDim.x)
+                reinterpret_cast<Pack<Number>*>(to)[i] = {};
+            __syncthreads();
+        }
+        for (int first = threadIdx.x; first < SIZE; first += blockDim.x * LOADS) {
+            Vector values[LOADS];
+            int at[LOADS];
+#pragma unroll
+            for (int n = 0; n < LOADS; ++n) values[n] = load(first + n * blockDim.x, at[n]);
+#pragma unroll
+            for (int n = 0; n < LOADS; ++n)
+                if (at[n] >= 0) store(to + at[n], values[n]);
+        }
+    }
+};
 
 #if TENSOR_CORES
 // The sums of a warp: for WARP_PIXEL_TILES · 16 pixels and WARP_COLUMNS results.
 struct WarpSums {
     float c[WARP_PIXEL_TILES][WARP_COLUMNS / 16][2][4];
 
-    // Multiply all taps of a class. `pixels` are the rows of this lane for ldmatrix.
+    // Multiply all taps of a class. `pixels` are the rows of this lane for ldmatrix, and `weights`
+    // the first columns of this warp.
     __device__ void multiply(const Number* const (&pixels)[WARP_PIXEL_TILES], const Number* weights,
                              int count, int class_h, int class_w) {
         for (int r = 0; r < WINDOW_R; ++r) {
@@ -116,7 +157,7 @@ struct WarpSums {
                 const int across = BACKWARD ? class_w + PAD_W - s * DILATION_W : s * DILATION_W;
                 if (BACKWARD && across % STEP_W) continue;
                 const int column = BACKWARD ? across / STEP_W - FIRST_W : across;
-                add(pixels, weights + (r * WINDOW_S + s) * UNITS * COLUMNS * WEIGHT_PITCH, count,
+                add(pixels, weights + (r * WINDOW_S + s) * UNITS * UNIT_SIZE, count,
                     (row * HALO_W + column) * PIXEL_PITCH);
             }
         }
@@ -126,9 +167,15 @@ struct WarpSums {
 #pragma unroll
         for (int term = 0; term < TERMS; term += STEP_K) {
             Fragment a, b[WARP_COLUMNS / 16];
+            const int rows[2] = {lane_term(0) * WEIGHT_PITCH, lane_term(1) * WEIGHT_PITCH};
+            const int lane = threadIdx.x % 32;
 #pragma unroll
             for (int j = 0; j < WARP_COLUMNS / 16; ++j)
-                b[j].load(weights + j * 16 * WEIGHT_PITCH + term, false);
+                if (BACKWARD)
+                    b[j].load(weights + (j * 16 + lane % 16) * WEIGHT_PITCH + lane / 16 * PACK +
+                                  term, false);
+                else
+                    b[j].load_transposed(weights + term * WEIGHT_PITCH + j * 16, rows, false);
 #pragma unroll
             for (int i = 0; i < WARP_PIXEL_TILES; ++i)
                 if (i < count) {
@@ -176,14 +223,14 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
             const int top = BACKWARD ? at.row + FIRST_H : at.row * STEP_H - PAD_H;
             const int left = BACKWARD ? at.column + FIRST_W : at.column * STEP_W - PAD_W;
             copy_rectangle<HALO_H, HALO_W, SLAB_CHANNELS>(
-                sources + buffer * SOURCE_SIZE, source, source_height, source_width,
+                sources + buffer * SOURCE_SIZE, source, samples, source_height, source_width,
                 source_channels, at.sample, top, left, first_unit * SUMMED,
                 min((first_unit + UNITS) * SUMMED, source_channels));
         }
         cp_async_commit();
     };
     copy(blockIdx.x, 0);
-    load_weights(weights, w, g.filters, first_unit);
+    BlockWeights{w, g.filters, first_unit}.store_all(weights);
     int buffer = 0;
     for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
         if (BUFFERS == 2) {
@@ -205,45 +252,45 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
 #pragma unroll
             for (int i = 0; i < WARP_PIXEL_TILES; ++i) {
                 const TilePixel pixel((first + i) * 16 + lane % 16);
-                pixels[i] = own +
-                            (pixel.row * MOVE_H * HALO_W + pixel.column * MOVE_W) * PIXEL_PITCH +
+                pixels[i] = own + pixel.halo_pixel<HALO_H, HALO_W>(MOVE_H, MOVE_W) * PIXEL_PITCH +
                             unit * SUMMED + lane / 16 * PACK;
             }
             WarpSums sums = {};
             sums.multiply(pixels,
-                          weights + (unit * COLUMNS + chunk * WARP_COLUMNS + lane % 16) *
-                                        WEIGHT_PITCH + lane / 16 * PACK,
+                          weights + unit * UNIT_SIZE +
+                              chunk * WARP_COLUMNS * (BACKWARD ? WEIGHT_PITCH : 1),
                           PIXEL_TILES - first, class_h, class_w);
             const int column =
                 blockIdx.z * COLUMNS + chunk * WARP_COLUMNS + lane % 4 * LANE_RESULTS;
             const int channel = (first_unit + unit) * RESULTS + column;
             if (column >= RESULTS || channel >= results) continue;
+            float start[LANE_RESULTS] = {};
+            if (!BACKWARD && has_bias)
+#pragma unroll
+                for (int v = 0; v < LANE_RESULTS; ++v) start[v] = bias[channel + v];
 #pragma unroll
             for (int m = 0; m < 2 * WARP_PIXEL_TILES; ++m) {
                 const int index = (first + m / 2) * 16 + m % 2 * 8 + lane / 4;
                 const TilePixel pixel(index);
-                int row = at.row + pixel.row, across = at.column + pixel.column;
-                if (BACKWARD) {
-                    row = row * STEP_H + class_h;
-                    across = across * STEP_W + class_w;
-                }
-                if (index >= TILE_PIXELS || unsigned(row) >= unsigned(result_height) ||
-                    unsigned(across) >= unsigned(result_width))
+                const int sample = at.sample + pixel.sample;
+                const int row = (at.row + pixel.row) * CLASSES_H + class_h;
+                const int across = (at.column + pixel.column) * CLASSES_W + class_w;
+                // Conditions that tiles of a compiled geometry always fulfil are no instructions.
+                if (index >= TILE_PIXELS || (TILE_SAMPLES > 1 && sample >= samples) ||
+                    (result_height % (CLASSES_H * TILE_ROWS) && row >= result_height) ||
+                    (result_width % (CLASSES_W * TILE_COLUMNS) && across >= result_width))
                     continue;
                 float values[LANE_RESULTS];
                 sums.row(m / 2, m % 2, values);
-                const int pixel_index = (at.sample * result_height + row) * result_width + across;
+                const int pixel_index = (sample * result_height + row) * result_width + across;
                 auto& to = *reinterpret_cast<Pack<Number, LANE_RESULTS>*>(
                     result + pixel_index * results + channel);
                 Pack<Number, LANE_RESULTS> stored = {};
                 if (ADD_GRADIENT) stored = to;
 #pragma unroll
-                for (int v = 0; v < LANE_RESULTS; ++v) {
-                    const float start = ADD_GRADIENT            ? to_float(stored.at[v])
-                                        : !BACKWARD && has_bias ? bias[channel + v]
-                                                                : 0.0f;
-                    stored.at[v] = from_float<Number>(values[v] + start);
-                }
+                for (int v = 0; v < LANE_RESULTS; ++v)
+                    stored.at[v] = from_float<Number>(
+                        values[v] + (ADD_GRADIENT ? to_float(stored.at[v]) : start[v]));
                 to = stored;
             }
         }

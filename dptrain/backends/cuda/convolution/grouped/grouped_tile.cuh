@@ -6,7 +6,8 @@
 // that is not finite makes all results of its unit that use its pixel NaN.
 //
 // A block keeps the part of a map that the pixels of its tile reach in shared memory, so that each
-// tap reads the same pixels at another offset. The pitch of a pixel is an odd number of packs of 16
+// tap reads the same pixels at another offset. If maps are small, a tile consists of the same pixels
+// of several samples. The pitch of a pixel is an odd number of packs of 16
 // bytes: the rows of a fragment then lie in different banks.
 
 #pragma once
@@ -24,6 +25,7 @@
 #define DILATION_W 1
 #define PAD_H 1
 #define PAD_W 1
+#define TILE_SAMPLES 1
 #define TILE_ROWS 8
 #define TILE_COLUMNS 8
 #define GROUP_CHANNELS 8
@@ -42,7 +44,7 @@
 // Pixels that the window extends over.
 constexpr int EXTENT_H = (WINDOW_R - 1) * DILATION_H + 1,
               EXTENT_W = (WINDOW_S - 1) * DILATION_W + 1;
-constexpr int TILE_PIXELS = TILE_ROWS * TILE_COLUMNS, TAPS = WINDOW_R * WINDOW_S;
+constexpr int TILE_PIXELS = TILE_SAMPLES * TILE_ROWS * TILE_COLUMNS, TAPS = WINDOW_R * WINDOW_S;
 constexpr int UNIT_CHANNELS = UNIT_GROUPS * GROUP_CHANNELS,
               UNIT_FILTERS = UNIT_GROUPS * GROUP_FILTERS;
 
@@ -55,43 +57,51 @@ __device__ constexpr int pixel_pitch(int channels) {
 
 // A pixel of the tile, or the first one for pixels after the last one.
 struct TilePixel {
-    int row, column;
+    int sample, row, column;
 
     __device__ explicit TilePixel(int pixel) {
-        const int own = pixel < TILE_PIXELS ? pixel : 0;
-        row = own / TILE_COLUMNS, column = own % TILE_COLUMNS;
+        const int own = pixel < TILE_PIXELS ? pixel : 0, line = own / TILE_COLUMNS;
+        sample = line / TILE_ROWS, row = line % TILE_ROWS, column = own % TILE_COLUMNS;
+    }
+    // Its place in halo tiles of HEIGHT × WIDTH pixels, if adjacent pixels are `down` and `across`
+    // pixels apart there.
+    template <int HEIGHT, int WIDTH> __device__ int halo_pixel(int down, int across) const {
+        return (sample * HEIGHT + row * down) * WIDTH + column * across;
     }
 };
 
-// Position of a tile: a sample and the first row and column.
+// Position of a tile: the first sample, row and column.
 struct TilePosition {
     int sample, row, column;
 
     __device__ TilePosition(int tile, int height, int width) {
         const int across = (width + TILE_COLUMNS - 1) / TILE_COLUMNS;
         const int down = (height + TILE_ROWS - 1) / TILE_ROWS, line = tile / across;
-        sample = line / down, row = line % down * TILE_ROWS, column = tile % across * TILE_COLUMNS;
+        sample = line / down * TILE_SAMPLES, row = line % down * TILE_ROWS;
+        column = tile % across * TILE_COLUMNS;
     }
     __device__ static int count(int samples, int height, int width) {
-        return samples * ((height + TILE_ROWS - 1) / TILE_ROWS) *
+        return (samples + TILE_SAMPLES - 1) / TILE_SAMPLES *
+               ((height + TILE_ROWS - 1) / TILE_ROWS) *
                ((width + TILE_COLUMNS - 1) / TILE_COLUMNS);
     }
 };
 
-// Copy a rectangle of ROWS × COLUMNS pixels of a map (samples, height, width, channels), of which
-// CHANNELS channels from `first` on. What lies outside of the map, and channels from `last` on, are
-// zeros. The copies are asynchronous.
+// Copy a rectangle of ROWS × COLUMNS pixels of each sample of a tile from a map (samples, height,
+// width, channels), of which CHANNELS channels from `first` on. What lies outside of the map, and
+// channels from `last` on, are zeros. The copies are asynchronous.
 template <int ROWS, int COLUMNS, int CHANNELS>
-__device__ inline void copy_rectangle(Number* to, const Number* map, int height, int width,
-                                      int channels, int sample, int top, int left, int first,
-                                      int last) {
-    constexpr int PACKS = CHANNELS / PACK;
-    for (int i = threadIdx.x; i < ROWS * COLUMNS * PACKS; i += blockDim.x) {
-        const int pixel = i / PACKS, channel = first + i % PACKS * PACK;
-        const int row = top + pixel / COLUMNS, column = left + pixel % COLUMNS;
+__device__ inline void copy_rectangle(Number* to, const Number* map, int samples, int height,
+                                      int width, int channels, int sample, int top, int left,
+                                      int first, int last) {
+    constexpr int PACKS = CHANNELS / PACK, ALL = TILE_SAMPLES * ROWS * COLUMNS * PACKS;
+    for (int i = threadIdx.x; i < ALL; i += blockDim.x) {
+        const int pixel = i / PACKS, line = pixel / COLUMNS, channel = first + i % PACKS * PACK;
+        const int row = top + line % ROWS, column = left + pixel % COLUMNS;
+        const int own = sample + line / ROWS;
         const bool there = unsigned(row) < unsigned(height) && unsigned(column) < unsigned(width) &&
-                           channel < last;
-        const int from = ((sample * height + row) * width + column) * channels + channel;
+                           channel < last && (TILE_SAMPLES == 1 || own < samples);
+        const int from = ((own * height + row) * width + column) * channels + channel;
         cp_async<16>(to + pixel * pixel_pitch(CHANNELS) + i % PACKS * PACK,
                      map + (there ? from : 0), there);
     }
@@ -123,7 +133,7 @@ struct Fragment {
     }
     // Terms are the rows of `from`, at PITCH elements, and columns its channels. `lanes` are the
     // offsets of this lane's terms: of its row in bf16, of words t and t + 4 otherwise.
-    __device__ void load_transposed(const Number* from, const int (&lanes)[2]) {
+    __device__ void load_transposed(const Number* from, const int (&lanes)[2], bool rounds) {
         unsigned own[4];
         const int lane = threadIdx.x % 32;
 #if PRECISION == 2
@@ -133,7 +143,7 @@ struct Fragment {
         for (int q = 0; q < 4; ++q)
             own[q] = __float_as_uint(from[lanes[q / 2] + lane / 4 + q % 2 * 8]);
 #endif
-        set(own, true);
+        set(own, rounds);
     }
     __device__ void set(unsigned (&own)[4], bool rounds) {
         if (rounds) round_fragment(own);

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from dptrain.backends.cuda.convolution.bound_convolution import Case
 from dptrain.backends.cuda.dense.gemm_tiles import ceil_div
@@ -31,17 +31,22 @@ PRODUCT_REGISTERS, WGRAD_REGISTERS = 96, 72
 """Registers of a thread of products and of weight gradients, from which the resident blocks are
 estimated: what the layers of ResNeXt-50 and RegNet-X and -Y (400 MF) take at most on sm_90."""
 
-RESIDENT_WARPS = 12
-"""Warps of a multiprocessor from which copies are assumed to overlap with products."""
+WEIGHT_BYTES, OFFSET_BYTES = 4, 4
+"""Bytes of a weight and of its gradient, and of the offset of a pixel in shared memory."""
 
-BYTES_PER_CYCLE, TILE_CYCLES = 24, 100
-"""Bytes that a multiprocessor copies per cycle, and cycles of a tile of any size. Both are assumed:
-24 bytes are a third more than the share of a multiprocessor of the memory's rate, because a part of
-a halo tile comes from the L2 cache (H200)."""
 
-FRAGMENT_CYCLES, MULTIPLY_CYCLES = 4, 2
-"""Cycles of a multiprocessor to load a fragment of 512 bytes from shared memory, and to multiply
-16 × 8 × 8 words. From data sheets of an H100."""
+class Cycles(NamedTuple):
+    """Estimated cycles of a product.
+
+    Attributes:
+        block_wait, tile_wait: of a block and of each of its tiles, which wait for memory.
+        block, tile: of a multiprocessor, which its blocks share.
+    """
+
+    block_wait: float
+    tile_wait: float
+    block: float
+    tile: float
 
 
 @dataclass(frozen=True)
@@ -127,10 +132,6 @@ class GroupedShape:
         """Return the elements between pixels in shared memory: an odd number of packs."""
         return (ceil_div(channels, self.pack) | 1) * self.pack
 
-    def tiles(self, rows: int, columns: int, samples: int) -> int:
-        """Return the number of tiles of so many rows and columns."""
-        return samples * ceil_div(self.sides[0], rows) * ceil_div(self.sides[1], columns)
-
 
 @dataclass(frozen=True)
 class GroupedTile:
@@ -138,12 +139,14 @@ class GroupedTile:
 
     Attributes:
         shape: of the product.
-        rows, columns: pixels of the tile.
+        samples: of which the tile consists.
+        rows, columns: pixels of the tile, of each sample.
         units: of a block.
         buffers: 2 copies a tile while another is multiplied.
     """
 
     shape: GroupedShape
+    samples: int
     rows: int
     columns: int
     units: int
@@ -153,7 +156,10 @@ class GroupedTile:
     REGISTERS: ClassVar[int] = PRODUCT_REGISTERS
 
     def __str__(self) -> str:
-        return f"{self.rows} x {self.columns} pixels, {self.units} units, {self.warps} warps"
+        samples = f"{self.samples} x " if self.samples > 1 else ""
+        return (
+            f"{samples}{self.rows} x {self.columns} pixels, {self.units} units, {self.warps} warps"
+        )
 
     @property
     def warps(self) -> int:
@@ -166,8 +172,13 @@ class GroupedTile:
         raise NotImplementedError
 
     @property
-    def cycles(self) -> tuple[float, float]:
-        """Estimated cycles of a multiprocessor to copy a tile of a block, and to multiply it."""
+    def cycles(self) -> Cycles:
+        """Estimated cycles.
+
+        The numbers were fitted to 650 tiles of the layers of ResNeXt-50 and RegNet-X and -Y (400
+        MF) with 64 samples in bf16 (H200, 2026-11-30). The selected tiles take 1.07 times as long
+        as the fastest ones of each layer.
+        """
         raise NotImplementedError
 
     @property
@@ -190,26 +201,32 @@ class GroupedTile:
         """Resident blocks of a multiprocessor; 0 if a block does not fit."""
         return self.shape.limits.blocks_per_sm(32 * self.warps, self.REGISTERS, self.shared_bytes)
 
+    @property
+    def pixels(self) -> int:
+        """Pixels of the tile."""
+        return self.samples * self.rows * self.columns
+
+    def tiles(self, samples: int) -> int:
+        """Return the number of tiles of so many samples."""
+        height, width = self.shape.sides
+        across = ceil_div(height, self.rows) * ceil_div(width, self.columns)
+        return ceil_div(samples, self.samples) * across
+
     def blocks(self, samples: int) -> int:
         """Return the blocks of a slab: as many as are resident."""
-        tiles = self.shape.tiles(self.rows, self.columns, samples)
         most = self.shape.limits.multiprocessors * self.resident_blocks // self.slabs
-        return min(tiles, max(most, 1))
+        return min(self.tiles(samples), max(most, 1))
 
     @property
     def cost(self) -> float:
         """Estimated cycles of the product."""
-        resident = self.resident_blocks
-        if not resident:
+        if not self.resident_blocks:
             return math.inf
-        # Copies overlap with products of other blocks, or of the other buffer.
-        shorter, longer = sorted(self.cycles)
-        exposed = max(RESIDENT_WARPS / (resident * self.warps), 1.0)
-        cycles = longer + shorter / (resident * self.buffers) + TILE_CYCLES
-        samples, multiprocessors = self.shape.samples, self.shape.limits.multiprocessors
-        blocks = self.blocks(samples)
-        rounds = ceil_div(self.shape.tiles(self.rows, self.columns, samples), blocks)
-        return rounds * max(blocks * self.slabs / multiprocessors, 1.0) * exposed * cycles
+        cycles, blocks = self.cycles, self.blocks(self.shape.samples)
+        rounds = ceil_div(self.tiles(self.shape.samples), blocks)
+        own = max(blocks * self.slabs / self.shape.limits.multiprocessors, 1.0)
+        waits = cycles.block_wait + rounds * cycles.tile_wait
+        return waits + own * (cycles.block + rounds * cycles.tile)
 
     @property
     def defines(self) -> dict[str, int]:
@@ -220,7 +237,7 @@ class GroupedTile:
             "STEP_H": shape.strides[0], "STEP_W": shape.strides[1],
             "DILATION_H": shape.dilations[0], "DILATION_W": shape.dilations[1],
             "PAD_H": shape.pads[0], "PAD_W": shape.pads[1],
-            "TILE_ROWS": self.rows, "TILE_COLUMNS": self.columns,
+            "TILE_SAMPLES": self.samples, "TILE_ROWS": self.rows, "TILE_COLUMNS": self.columns,
             "GROUP_CHANNELS": shape.group_channels, "GROUP_FILTERS": shape.group_filters,
             "UNIT_GROUPS": shape.unit_groups, "UNITS": self.units, "BUFFERS": self.buffers,
             **({"TF32X3": 1} if shape.tf32x3 else {}),
@@ -277,7 +294,7 @@ class ProductTile(GroupedTile):
     @property
     def _halo(self) -> int:
         """Pixels of the halo tile."""
-        shape, count = self.shape, 1
+        shape, count = self.shape, self.samples
         axes = (self.rows, self.columns), shape.extents, shape.strides, shape.pads
         for side, extent, stride, pad in zip(*axes, strict=True):
             if self.backward:
@@ -298,7 +315,7 @@ class ProductTile(GroupedTile):
 
     def _jobs(self, tiles: int) -> int:
         """Return the products of a block that warps share, for tiles of pixels of a warp."""
-        pixel_tiles = ceil_div(self.rows * self.columns, 16)
+        pixel_tiles = ceil_div(self.pixels, 16)
         chunks = self.units * (self._columns // self.warp_columns)
         return chunks * ceil_div(pixel_tiles, tiles) * self._classes
 
@@ -309,20 +326,40 @@ class ProductTile(GroupedTile):
 
     @property
     def shared_bytes(self) -> int:
-        taps = math.prod(self.shape.window)
-        weights = taps * self.units * self._columns * self.shape.pitch(self._terms)
-        source = self._halo * self.shape.pitch(self._slab_channels)
-        return (weights + self.buffers * source) * self.shape.itemsize
+        shape = self.shape
+        weights = math.prod(shape.window) * self.units * self._unit_size
+        source = self._halo * shape.pitch(self._slab_channels)
+        return (weights + self.buffers * source) * shape.itemsize
 
     @property
-    def cycles(self) -> tuple[float, float]:
-        nbytes = self._halo * self._slab_channels * self.shape.itemsize
-        instructions = math.prod(self.shape.window) * self._terms // (2 * self.shape.pack)
-        wide, tiles = self.warp_columns // 16, self.warp_pixel_tiles
-        instructions *= ceil_div(self._jobs(tiles), self.warps) * self.warps // self._classes
-        fragments = FRAGMENT_CYCLES * (tiles + wide)
-        products = MULTIPLY_CYCLES * 2 * tiles * wide * (3 if self.shape.tf32x3 else 1)
-        return nbytes / BYTES_PER_CYCLE, instructions * max(fragments, products)
+    def _unit_size(self) -> int:
+        """Elements of the weights of a unit and a tap in shared memory."""
+        shape, columns = self.shape, self._columns
+        if self.backward:
+            return columns * shape.pitch(self._terms)
+        words = shape.itemsize == ELEMENT_BYTES["bf16"]
+        return self._terms * (shape.pitch(columns) if words else ceil_div(columns, 16) * 16 + 8)
+
+    @property
+    def cycles(self) -> Cycles:
+        shape, single = self.shape, self.buffers == 1
+        taps, tiles = math.prod(shape.window), self.warp_pixel_tiles
+        steps = taps * self._terms // (2 * shape.pack) / self._classes
+        products = steps * tiles * self.warp_columns // 16 * (3 if shape.tf32x3 else 1)
+        jobs = self._jobs(tiles)
+        packs = self._halo * self._slab_channels // shape.pack
+        width = math.gcd(shape.group_filters, 4)
+        columns = min(self._columns, self.results) * self._summed // shape.unit_groups
+        vectors = taps * self.units * columns / (32 * width)
+        zeros = taps * self.units * self._unit_size / (32 * shape.pack)
+        return Cycles(
+            block_wait=310 * math.ceil(vectors * width / (32 * self.warps)),
+            tile_wait=(900 if single else 640)
+            + ceil_div(jobs, self.warps) * (1650 + 10 * products)
+            + 145 * packs / (32 * self.warps),
+            block=12 * vectors + (2.7 * zeros if shape.unit_groups > 1 else 0),
+            tile=(0.29 * packs if single else 0) + jobs * (3.5 * products + 25 * tiles),
+        )
 
     @property
     def defines(self) -> dict[str, int]:
@@ -340,12 +377,19 @@ class WeightTile(GroupedTile):
 
     Attributes:
         channel_chunks, filter_chunks: 16 channels, and 16 filters, of a unit that a block computes.
+        blocks_per_sm: blocks of a multiprocessor, at most those that are resident. Fewer blocks
+            write fewer sums.
     """
 
     REGISTERS: ClassVar[int] = WGRAD_REGISTERS
 
     channel_chunks: int
     filter_chunks: int
+    blocks_per_sm: int
+
+    def blocks(self, samples: int) -> int:
+        most = self.shape.limits.multiprocessors * self.blocks_per_sm // self.slabs
+        return min(self.tiles(samples), max(most, 1))
 
     @property
     def parts(self) -> int:
@@ -359,7 +403,7 @@ class WeightTile(GroupedTile):
     @property
     def _halo(self) -> int:
         sides = (self.rows, self.columns), self.shape.extents, self.shape.strides
-        return math.prod(
+        return self.samples * math.prod(
             (side - 1) * stride + extent for side, extent, stride in zip(*sides, strict=True)
         )
 
@@ -373,24 +417,31 @@ class WeightTile(GroupedTile):
 
     @property
     def _steps(self) -> int:
-        return ceil_div(self.rows * self.columns, 2 * self.shape.pack)
+        return ceil_div(self.pixels, 2 * self.shape.pack)
 
     @property
     def shared_bytes(self) -> int:
         channels, filters = map(self.shape.pitch, self._channels)
         terms = self._steps * 2 * self.shape.pack
         size = self._halo * channels + 16 + terms * filters + 16
-        return self.buffers * size * self.shape.itemsize
+        return self.buffers * size * self.shape.itemsize + terms * OFFSET_BYTES
 
     @property
-    def cycles(self) -> tuple[float, float]:
-        channels, filters = self._channels
-        pixels = self.rows * self.columns
-        nbytes = (self._halo * channels + pixels * filters) * self.shape.itemsize
-        taps = self.shape.window[1]
-        fragments = FRAGMENT_CYCLES * (1 + taps)
-        products = MULTIPLY_CYCLES * 2 * taps * (3 if self.shape.tf32x3 else 1)
-        return nbytes / BYTES_PER_CYCLE, self.warps * self._steps * max(fragments, products)
+    def cycles(self) -> Cycles:
+        shape, (channels, filters) = self.shape, self._channels
+        packs = (self._halo * channels + self.pixels * filters) // shape.pack
+        products = 2 * shape.window[1] * (3 if shape.tf32x3 else 1)
+        size = math.prod(shape.window) * shape.groups * shape.group_channels * shape.group_filters
+        # Fewer blocks than are resident are divided unevenly among the multiprocessors.
+        uneven = 1.6 if self.blocks_per_sm < self.resident_blocks else 1
+        copying = 0.79 if self.buffers == 1 else 0.61
+        return Cycles(
+            block_wait=0,
+            tile_wait=uneven * 101 * packs / (32 * self.warps),
+            # Each block writes its sums, which another kernel reads.
+            block=size * WEIGHT_BYTES / self.slabs * 0.24,
+            tile=uneven * (copying * packs + 2.1 * self.warps * self._steps * products),
+        )
 
     @property
     def defines(self) -> dict[str, int]:
@@ -417,20 +468,24 @@ def choose(case: Case) -> GroupedTile:
 @functools.cache
 def choose_tile(shape: GroupedShape, phase: Phase) -> GroupedTile:
     """Return the tile of a shape with the lowest estimate, which is infinite if none fits."""
+    return min(tiles_of(shape, phase), key=lambda tile: tile.cost)
+
+
+def tiles_of(shape: GroupedShape, phase: Phase) -> Iterator[GroupedTile]:
+    """Return all tiles of a shape; the cost of those that do not fit is infinite."""
     wgrad = phase is Phase.BACKWARD_WEIGHT
-    found = _weight_tiles(shape) if wgrad else _product_tiles(shape, phase)
-    return min(found, key=lambda tile: tile.cost)
+    return _weight_tiles(shape) if wgrad else _product_tiles(shape, phase)
 
 
 def _product_tiles(shape: GroupedShape, phase: Phase) -> Iterator[GroupedTile]:
     backward = phase is Phase.BACKWARD_INPUT
     size = shape.group_filters if backward else shape.group_channels
     most = max(SLAB_BYTES // (shape.unit_groups * size * shape.itemsize), 1)
-    for rows, columns in _tile_sides(shape):
+    for sides in _tile_sides(shape):
         for buffers in (1, 2):
-            yield ProductTile(shape, rows, columns, 1, buffers, backward, whole=False)
+            yield ProductTile(shape, *sides, 1, buffers, backward, whole=False)
             for count in _units_of_slabs(shape, most):
-                yield ProductTile(shape, rows, columns, count, buffers, backward, whole=True)
+                yield ProductTile(shape, *sides, count, buffers, backward, whole=True)
 
 
 def _weight_tiles(shape: GroupedShape) -> Iterator[GroupedTile]:
@@ -442,21 +497,25 @@ def _weight_tiles(shape: GroupedShape) -> Iterator[GroupedTile]:
     whole = (channel_chunks, filter_chunks) == (channels, filters)
     size = shape.unit_groups * max(shape.group_channels, shape.group_filters) * shape.itemsize
     most = max(min(SLAB_BYTES // size, MAX_WGRAD_WARPS // warps), 1) if whole else 1
-    for rows, columns in _tile_sides(shape):
+    for sides in _tile_sides(shape):
         for count in _units_of_slabs(shape, most):
             for buffers in (1, 2):
-                yield WeightTile(
-                    shape, rows, columns, count, buffers, channel_chunks, filter_chunks
-                )
+                tile = WeightTile(shape, *sides, count, buffers, channel_chunks, filter_chunks, 1)
+                for blocks in range(1, max(tile.resident_blocks, 1) + 1):
+                    yield replace(tile, blocks_per_sm=blocks)
 
 
-def _tile_sides(shape: GroupedShape) -> Iterator[tuple[int, int]]:
-    """Yield rows and columns of tiles that divide the maps about evenly."""
+def _tile_sides(shape: GroupedShape) -> Iterator[tuple[int, int, int]]:
+    """Yield samples, rows and columns of tiles that divide the maps about evenly."""
     height, width = shape.sides
+    pixels, samples = height * width, 1
+    while samples * pixels <= MAX_TILE_PIXELS and samples < 2 * shape.samples:
+        yield samples, height, width
+        samples *= 2
     for row in _parts(height):
         for column in _parts(width):
-            if min(MIN_TILE_PIXELS, height * width) <= row * column <= MAX_TILE_PIXELS:
-                yield row, column
+            if MIN_TILE_PIXELS <= row * column <= MAX_TILE_PIXELS and row * column < pixels:
+                yield 1, row, column
 
 
 def _parts(side: int) -> list[int]:

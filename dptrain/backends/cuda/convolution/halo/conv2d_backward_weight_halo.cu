@@ -28,6 +28,7 @@
 // Source: Chetlur et al., 2014, section 3 (implicit GEMM); PTX ISA (wgmma, cp.async).
 
 #include "dependent_launch.cuh"
+#include "micro_shards.cuh"
 #include "wgrad_tile.cuh"
 
 #ifndef SCHEDULING_BARRIER
@@ -443,13 +444,18 @@ __device__ inline void reduce_bias_totals(float (&totals)[2], float* memory) {
 extern "C" __global__ void __launch_bounds__(ALL_THREADS, MIN_BLOCKS)
     conv2d_backward_weight_halo(const Number* x, const Number* dy, const Saved* saved, float factor,
                                 float* dw, float* db, int samples, int split_strips,
-                                GEOMETRY_PARAMETERS) {
+                                GEOMETRY_PARAMETERS PARTS_PARAMETERS) {
     const Geometry layer = GEOMETRY_ARGUMENTS, g = folded(layer);
+    const SplitPart part = split_part(samples PARTS_ARGUMENTS);
+    move_to(part, x, layer.height * layer.width * layer.channels);
+    move_to(part, dy, output_rows(layer, 1) * layer.filters);
+    move_to(part, saved, output_rows(layer, 1) * layer.filters);
+    samples = part.range.count;
     const StoredMap stored = stored_input(layer);
     const int lines = EPILOGUE == 2 ? g.out_height / 2 * 2 : g.out_height;
     const int strips = (lines + STRIP_HEIGHT - 1) / STRIP_HEIGHT;
     const int all_strips = (samples + SAMPLES_ACROSS - 1) / SAMPLES_ACROSS * strips;
-    const int begin = blockIdx.z * split_strips, end = min(begin + split_strips, all_strips);
+    const int begin = part.index * split_strips, end = min(begin + split_strips, all_strips);
     // Channel tiles.
     const int tiles = FEW_CHANNELS ? 1 : (g.channels + TILE_CHANNELS - 1) / TILE_CHANNELS;
     const int tap_row = blockIdx.x / tiles * TAP_ROWS, channel = blockIdx.x % tiles * TILE_CHANNELS;

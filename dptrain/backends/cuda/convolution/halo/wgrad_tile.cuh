@@ -217,7 +217,10 @@ struct Strip {
                 SAMPLES_ACROSS > 1 ? MAP_COLUMNS : min(g.pad_left + g.width, MAP_COLUMNS);
             const bool exists = unsigned(map_row(row)) < unsigned(g.height);
             const Number* from = x + (exists ? source(row, left + first, q, 0) : 0);
-#pragma unroll 8
+            // Elements that are gathered one by one are enough loads in flight, and each copy of the
+            // loop costs a second of compilation.
+            constexpr int COPIES = WHOLE_PACKS ? 8 : 2;
+#pragma unroll COPIES
             for (int column = left + first; column < stop; column += PIXELS_AT_ONCE) {
                 Number* const own = pack_address(to, row, column, q);
                 if constexpr (WHOLE_PACKS && SAMPLES_ACROSS == 1)

@@ -561,5 +561,6 @@ def config_of(case: Case, tile: WgradTile) -> GemmConfig:
 
 def bind(operation: BoundConvolution, phase: Phase, tile: WgradTile) -> Kernel:
     """Return the stage of a weight gradient."""
-    config = tile.config(operation.group.head.output_shape[0], operation.batch_size)
+    samples = operation.setting.summed_samples
+    config = tile.config(operation.group.head.output_shape[0], samples)
     return operation.gradient_product("conv2d_backward_weight_halo", config, tile.strips)

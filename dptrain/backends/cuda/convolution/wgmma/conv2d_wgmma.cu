@@ -267,25 +267,31 @@ extern "C" __global__ void __launch_bounds__(ALL_THREADS, MIN_BLOCKS)
 #endif
 }
 
-// Tensor maps: x, dz (bf16), or the transposed dz (tf32), whose rows are padded to 16 bytes. Split z =
+// Tensor maps: x, dz (bf16), or the transposed dz (tf32), whose rows are padded to 16 bytes; with
+// MICRO_SHARDS two for each micro-shard, and only in bf16. Split z =
 // blockIdx.z sums the positions [z · split_positions, (z + 1) · split_positions). The gradients of
 // the splits are (R · S · C + 1) · K elements apart.
 extern "C" __global__ void __launch_bounds__(ALL_THREADS, MIN_BLOCKS)
     conv2d_backward_weight_wgmma(TENSOR_MAPS_PARAMETER const Number* x, const Number* dz, float* dw,
                                  float* db, int samples, int split_positions,
-                                 GEOMETRY_PARAMETERS) {
+                                 GEOMETRY_PARAMETERS PARTS_PARAMETERS) {
     prefetch_tensor_maps(TENSOR_MAPS_ARGUMENT);
     const Geometry g = GEOMETRY_ARGUMENTS;
+    const SplitPart part = split_part(samples PARTS_ARGUMENTS);
+    const int map = 2 * part.shard;
+    move_to(part, x, g.height * g.width * g.channels);
+    move_to(part, dz, g.out_height * g.out_width * g.filters);
+    samples = part.range.count;
     const Patches patches = forward_patches(g);
-    const int first = blockIdx.z * split_positions, rows = patches.terms(),
+    const int first = part.index * split_positions, rows = patches.terms(),
               positions = patches.positions(samples);
     const int stop = min(first + split_positions, positions);
 #if PRECISION == 1
-    const TiledMatrix<true> b{MAP(1), dz, g.filters, (positions + 3) / 4 * 4};
+    const TiledMatrix<true> b{MAP(map + 1), dz, g.filters, (positions + 3) / 4 * 4};
 #else
-    const TiledMatrix<false> b{MAP(1), dz, g.filters, g.filters};
+    const TiledMatrix<false> b{MAP(map + 1), dz, g.filters, g.filters};
 #endif
-    wgmma_gemm<false>(PatchMatrix<false>{MAP(0), x, patches, samples}, b, first, stop,
+    wgmma_gemm<false>(PatchMatrix<false>{MAP(map), x, patches, samples}, b, first, stop,
                       StorePlain<float, OUT_VECTOR>{dw + blockIdx.z * (rows + 1) * g.filters, rows,
                                                     g.filters});
 }

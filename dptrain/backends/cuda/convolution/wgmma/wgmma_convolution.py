@@ -56,6 +56,9 @@ transposed gradient of the result for the weight gradient in tf32."""
 GRADIENT_SUMS = "gradient_sums"
 """Buffer of the sums of the input gradient for a batch normalisation."""
 
+MAX_JOINED_SHARDS = 14
+"""Largest number of micro-shards with two tensor maps of 128 bytes in the 4 KB of arguments."""
+
 PARTS: Mapping[Phase, str] = {
     Phase.FORWARD: "forward_partial", Phase.BACKWARD_INPUT: "input_partial",
 }  # fmt: skip
@@ -110,6 +113,15 @@ def product_of(case: Case) -> ConvolutionProduct | None:
     )
 
 
+def joins_shards(case: Case) -> bool:
+    """Return whether one launch can compute the weight gradients of all micro-shards of a rank.
+
+    Tensor maps are arguments of the kernel. In tf32, the gradient of each micro-shard is transposed
+    before.
+    """
+    return case.precision != "tf32" and case.setting.shards <= MAX_JOINED_SHARDS
+
+
 def estimate(case: Case) -> Sequence[tuple[float, GemmConfig]]:
     """Return the estimated µs of the configurations."""
     product = product_of(case)
@@ -143,7 +155,7 @@ def sum_rows(case: Case, config: GemmConfig) -> int:
 
 def buffers(case: Case, config: GemmConfig) -> Extra:
     """Return the buffers of operands, of split-K parts and of sums."""
-    group, phase, n = case.group, case.phase, case.samples
+    group, phase = case.group, case.phase
     filters, *sides = group.head.output_maps
     prepared: dict[str, BufferSpec] = {}
     written: dict[str, BufferSpec] = {}
@@ -153,9 +165,11 @@ def buffers(case: Case, config: GemmConfig) -> Extra:
         prepared[OPERAND] = BufferSpec((size,), case.setting.activations)
     if config.split_k.count > 1 and phase in PARTS:
         shape = group.head.output_shape if phase is Phase.FORWARD else group.head.input_shape
-        written[PARTS[phase]] = BufferSpec((config.split_k.count, n * math.prod(shape)), "float32")
+        size = case.setting.batch_size * math.prod(shape)
+        written[PARTS[phase]] = BufferSpec((config.split_k.count, size), "float32")
     if phase is Phase.BACKWARD_WEIGHT and case.precision == "tf32":
-        written[TRANSPOSED] = BufferSpec((filters, padded_pitch(n * math.prod(sides))), "float32")
+        pitch = padded_pitch(case.samples * math.prod(sides))
+        written[TRANSPOSED] = BufferSpec((filters, pitch), "float32")
     if phase is Phase.BACKWARD_INPUT and group.normalization is not None:
         rows = sum_rows(case, config), 2, group.head.input_maps[0]
         written[GRADIENT_SUMS] = BufferSpec(rows, "float32")
@@ -304,20 +318,21 @@ class _Kernels:
         filters, pixels = head.output_maps[0], math.prod(head.output_maps[1:])
         transposes = operation.setting.precision == "tf32"
         dz = a[TRANSPOSED if transposes else self._dz]
-        known: dict[int, Maps] = {}
+        known: dict[tuple[int, int], Maps] = {}
 
-        def tensor_maps(n: int) -> Maps:
+        def tensor_maps(start: int, stop: int) -> Maps:
             # Terms beyond the samples are zero.
-            if n not in known:
-                terms, box = max(n, 1) * pixels, (step, step)
-                shape = terms, filters
+            if (start, stop) not in known:
+                n = max(stop - start, 1)
+                terms, box = n * pixels, (step, step)
+                shape, source = (terms, filters), dz if transposes else dz[start:]
                 if transposes:
                     shape, box = (filters, padded_pitch(terms)), (self._tile.columns, step)
-                known[n] = [
-                    *self._patch_map("x", forward_grid(head), step, max(n, 1)),
-                    *self._matrix_map(dz, shape, box),
+                known[start, stop] = [
+                    *self._patch_map("x", forward_grid(head), step, n, start),
+                    *self._matrix_map(source, shape, box),
                 ]
-            return known[n]
+            return known[start, stop]
 
         product = operation.wgrad_product(
             FILE, "conv2d_backward_weight_wgmma", config, lambda samples: samples * pixels,
@@ -333,12 +348,20 @@ class _Kernels:
 
         return run
 
-    def _patch_map(self, name: str, grid: PatchGrid, positions: int, samples: int) -> Maps:
-        """Return the tensor map of the patches of x, or of the gradient of the result."""
+    def _patch_map(
+        self, name: str, grid: PatchGrid, positions: int, samples: int, first: int = 0
+    ) -> Maps:
+        """Return the tensor map of the patches of x, or of the gradient of the result.
+
+        Args:
+            name: of the array.
+            grid, positions: as for `Device.patch_map`.
+            samples, first: their number, and the first of them.
+        """
         head = self._group.head
         channels, *sides = head.input_maps if name == "x" else head.output_maps
         found = self._operation.device.patch_map(
-            self._arrays[name], (samples, *sides, channels), grid, (positions, self._step),
+            self._arrays[name][first:], (samples, *sides, channels), grid, (positions, self._step),
             self._operation.setting.precision,
         )  # fmt: skip
         return [] if found is None else [found]

@@ -1,0 +1,1 @@
+"""Trials with flipped bits, see `tests.flips.__main__`."""
