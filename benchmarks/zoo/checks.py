@@ -94,8 +94,10 @@ def gradient_error(found: OnnxNetwork, module: Any, size: int) -> GradientError:
     theirs, of_own = distance(single, crossed), cache(partial(distance, own))
     moved = explain(of_own, searched.near, theirs, LARGEST_RATIO)
     norm = np.sqrt(sum(np.sum(double[name] ** 2) for name in own))
-    errors = (float(each) / norm for each in (of_own(moved), theirs, of_own(frozenset())))
-    return GradientError(*errors, len(moved))
+    error, of_theirs, unexplained = (
+        float(each) / norm for each in (of_own(moved), theirs, of_own(frozenset()))
+    )
+    return GradientError(error, of_theirs, unexplained, len(moved))
 
 
 def _key(values: Any) -> bytes:
