@@ -1,6 +1,6 @@
 """Flip random bits in running jobs, and judge whether dptrain finds and names them.
 
-    python -m tests.flips --trials 200 --jobs 20 --gradients 100 --repairs 10 --steps 2000 --seed 7
+    python -m tests.flips --trials 200 --jobs 20 --gradients 180 --repairs 10 --steps 2000 --seed 7
 
 A trial in the state flips one to three bits in parameters, momentum or running statistics of one to
 three ranks after a random step.
@@ -45,7 +45,7 @@ from tests.flips.state import judge_job, try_replicas, work_on_job, work_undistu
 MOST_PER_JOB = 25
 """Trials that one start of the ranks makes."""
 
-MOST_STEPS = 5000
+MOST_STEPS = 2000
 """Steps of an undisturbed job."""
 
 

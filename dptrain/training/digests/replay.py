@@ -184,7 +184,8 @@ class Replay:
         shards = MicroShards.of_rank(one.total, owner, world.size, plan.passes, counts)
         shards = shards.of_pass(batch.part)
         offsets = shards.offsets(batch.global_count)
-        samples = batch._replace(x=None)._replace(**arrays)
+        values_of: dict[str, Any] = {"x": None, **arrays}
+        samples = batch._replace(**values_of)
         rows: list[list[NDArray[np.float64]]] = []
 
         def gradient(shard: int) -> NDArray[Any]:
@@ -194,7 +195,7 @@ class Replay:
             passed, again.sum_statistics = recording.replayed()
             again.run()
             rows.append(passed)
-            return again.flat_gradients.copy()
+            return np.array(again.flat_gradients)
 
         digests, finite = [], []
         for first, last in shards.subtrees:
@@ -227,7 +228,7 @@ class Replay:
         """
         world, (first, second) = self._world, (np.array(each, np.uint64) for each in pair)
         computed: dict[tuple[int, ...], Digests] = {(owner,): first, (checker, checker): second}
-        compared = world.all_gather_array(finite).any(axis=0)
+        compared = np.flatnonzero(world.all_gather_array(finite).any(axis=0))
         for rank, digests in enumerate(world.all_gather_array(now)):
             if self._hardware[rank] == self._hardware[owner]:
                 computed[rank, rank, rank] = digests
@@ -237,7 +238,7 @@ class Replay:
             Tensor(STEP_SUMS, f"batch statistics {i + 1} of {num_sums}") for i in range(num_sums)
         ]
         return find_difference(
-            [tensor for tensor, is_compared in zip(tensors, compared, strict=True) if is_compared],
+            [tensors[at] for at in compared.tolist()],
             {ranks: digests[compared] for ranks, digests in computed.items()},
         )
 
