@@ -33,7 +33,6 @@ from dptrain.plan.shares import Counts
 from dptrain.training.engines import make_engine
 from tests.emulator.emulator import Emulator
 from tests.ranks.test_peer import Device
-from tests.tiers import tiered
 
 pytestmark = pytest.mark.mpi
 
@@ -124,22 +123,15 @@ CASES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("seed", "shards", "precision", "strategy", "optimizer"), tiered(CASES, CASES[:1])
-)
-def test_random_networks_have_the_bits_of_one_rank(
-    connected: World, transport: str, seed: int, shards: int, precision: str, strategy: str,
-    optimizer: Optimizer,
-) -> None:  # fmt: skip
-    network = _random_network(seed)
-    options: dict[str, Any] = {
-        "batch": 11, "precision": precision, "strategy": strategy, "optimizer": optimizer,
-    }  # fmt: skip
+def _compare(
+    connected: World, transport: str, network: Network, shards: int, **options: Any
+) -> None:
+    """Compare what all ranks compute, with equal and unequal shares, with the bits of one rank."""
     expected, _ = _train(World.single(), network, shards, **options)
     connected.barrier()
     divisions: list[Counts] = [()]
     if connected.size > 1:
-        # Unequal shares: the first rank has all micro-shards that others do not need.
+        # The first rank has all micro-shards that others do not need.
         divisions.append((shards - connected.size + 1, *[1] * (connected.size - 1)))
     for counts in divisions:
         found, used = _train(connected, network, shards, counts=counts, **options)
@@ -148,6 +140,26 @@ def test_random_networks_have_the_bits_of_one_rank(
             assert (used == "peer") == (transport == "peer" and max(slots) == 1)
         for name, value in found.items():
             np.testing.assert_array_equal(value, expected[name], err_msg=name)
+
+
+SMALL = Network(SHAPE, [Conv2d(4, 1), BatchNorm2d(), Flatten(), Dense(CLASSES)])
+
+
+def test_a_small_network_has_the_bits_of_one_rank(connected: World, transport: str) -> None:
+    options: dict[str, Any] = {"precision": "fp32", "strategy": "mirrored", "optimizer": CLIPPED}
+    _compare(connected, transport, SMALL, 4, batch=7, **options)
+
+
+@pytest.mark.more
+@pytest.mark.parametrize(("seed", "shards", "precision", "strategy", "optimizer"), CASES)
+def test_random_networks_have_the_bits_of_one_rank(
+    connected: World, transport: str, seed: int, shards: int, precision: str, strategy: str,
+    optimizer: Optimizer,
+) -> None:  # fmt: skip
+    options: dict[str, Any] = {
+        "batch": 11, "precision": precision, "strategy": strategy, "optimizer": optimizer,
+    }  # fmt: skip
+    _compare(connected, transport, _random_network(seed), shards, **options)
 
 
 PLAIN = Network(
