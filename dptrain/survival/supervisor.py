@@ -314,7 +314,7 @@ class Supervisor:
         rank, cause = lines.cause()
         if CORRUPTION in cause:
             named, host = _only(_CORRUPT_RANK.findall(cause)), _only(_CORRUPT_HOST.findall(cause))
-            rank = None if named is None else int(named)
+            rank = rank if named is None else int(named)
         else:
             host = _only(_HOST.findall(f"{cause} ")[:1])
         return code, Fault(

@@ -170,12 +170,21 @@ def test_silent_corruption_is_repaired_on_request(
     assert all((each.rank, each.host) == (3, "n2") for each in found)
 
 
-def test_a_repaired_job_is_complete(tmp_path: Path) -> None:
-    both = CORRUPT.replace("differs", "and rank 1 on n1 (EPYC) differ")
-    plan = {"step": 3, "says": both, "code": 1}, {"step": 5, "code": 0}
+@pytest.mark.parametrize(
+    ("says", "named"),
+    [
+        (CORRUPT.replace("differs", "and rank 1 on n1 (EPYC) differ"), (None, None)),
+        ("dptrain: rank 1 of 2: silent corruption: w changed on n1 (host memory)", (1, "n1")),
+        ("dptrain: rank 1: silent corruption: w changed on n1 (host memory)", (1, "n1")),
+    ],
+)
+def test_a_repaired_job_is_complete(
+    tmp_path: Path, says: str, named: tuple[int | None, str | None]
+) -> None:
+    plan = {"step": 3, "says": says, "code": 1}, {"step": 5, "code": 0}
     assert Supervisor(job(tmp_path, *plan, repairs=True)).run() == 0
     (found,) = read_incidents(tmp_path / "run")
-    assert (found.rank, found.host, found.steps_lost) == (None, None, 2)
+    assert (found.rank, found.host, found.steps_lost) == (*named, 2)
 
 
 def test_a_launcher_that_starts_no_rank_gets_fewer(tmp_path: Path) -> None:
