@@ -17,6 +17,7 @@ SUBJECTS = {
     "agreement": ("agreement", "whether two scaling studies measure the same efficiencies"),
     "choices": ("step.choices", "whether the selected kernels are the fastest"),
     "gains": ("step.gains", "what an algorithm gains for a step"),
+    "micro-shards": ("step.shards", "what micro-shards cost for a step of one rank"),
     "chunks": ("step.chunks", "where the threads of a step spend their time"),
     "first-step": ("step.first_step", "time to the first step, with and without a cache"),
     "checks": ("step.check_cost", "what the checks for silent corruption cost"),

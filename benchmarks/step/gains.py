@@ -33,6 +33,7 @@ from dptrain.batch import Batch
 from dptrain.network.network import Network
 from dptrain.network.random_batch import random_batch
 from dptrain.plan.plan import make_plan
+from dptrain.plan.shards import MicroShards
 
 LEARNING_RATE = 1e-6
 
@@ -53,10 +54,14 @@ def without(backend: str, operation: str, name: str) -> Iterator[None]:
         yield
 
 
-def make(network: Network, backend: str, batch_size: int, precision: str | None) -> Replica:
+def make(
+    network: Network, backend: str, batch_size: int, precision: str | None, shards: int = 0
+) -> Replica:
     """Return a replica that has loaded a random batch and made two steps."""
     made = load_backend(backend)
-    replica = made.make_replica(make_plan(network, made, batch_size, precision=precision))
+    own = MicroShards.of_rank(shards, batch_size=batch_size) if shards else None
+    plan = make_plan(network, made, batch_size, precision=precision, micro_shards=own)
+    replica = made.make_replica(plan)
     replica.load(Batch.of(*random_batch(network, batch_size), step=0))
     replica.run()
     replica.update(LEARNING_RATE)  # It also uploads the learning rate that later steps use.

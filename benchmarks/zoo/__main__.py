@@ -174,14 +174,22 @@ def passes(name: str, text: str) -> bool:
               default=FILE, help="The list.  [default: classifiers.csv of the module]")  # fmt: skip
 @click.option("--folder", type=click.Path(path_type=Path, exists=True, file_okay=False),
               help="Folder that keeps exported files.  [default: none]")  # fmt: skip
+@click.option("--missing", is_flag=True, help="Only those that are read and lack the last check.")
 @click.argument("names", nargs=-1)
 def main(
-    until: str, exporter: str, file: Path, folder: Path | None, names: tuple[str, ...]
+    until: str,
+    exporter: str,
+    file: Path,
+    folder: Path | None,
+    missing: bool,
+    names: tuple[str, ...],
 ) -> None:
     """Check the classifiers whose names match NAMES, or all."""
     rows = read_rows(file)
     for index, row in enumerate(rows):
         if names and not any(fnmatch.fnmatch(row["name"], each) for each in names):
+            continue
+        if missing and (row["read"] != "yes" or row[until]):
             continue
         with tempfile.TemporaryDirectory() as temporary:
             rows[index] = row = check(row, until, exporter, folder or Path(temporary))

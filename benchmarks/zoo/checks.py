@@ -94,8 +94,10 @@ def gradient_error(found: OnnxNetwork, module: Any, size: int) -> GradientError:
     theirs, of_own = distance(single, crossed), cache(partial(distance, own))
     moved = explain(of_own, searched.near, theirs, LARGEST_RATIO)
     norm = np.sqrt(sum(np.sum(double[name] ** 2) for name in own))
-    errors = (float(each) / norm for each in (of_own(moved), theirs, of_own(frozenset())))
-    return GradientError(*errors, len(moved))
+    error, of_theirs, unexplained = (
+        float(each) / norm for each in (of_own(moved), theirs, of_own(frozenset()))
+    )
+    return GradientError(error, of_theirs, unexplained, len(moved))
 
 
 def _key(values: Any) -> bytes:
@@ -112,7 +114,6 @@ def _torch_gradients(
     """
     import torch
     from torch import nn
-    from torch.overrides import TorchFunctionMode
 
     dtype = getattr(torch, kind)
     module = module.to(dtype).eval()
@@ -121,22 +122,11 @@ def _torch_gradients(
             part.train()
             part.momentum = 0.0
     module.zero_grad()
-    weights = dict(module.named_parameters())
-
-    class Record(TorchFunctionMode):
-        """Adds the weights of convolutions that are computed from parameters."""
-
-        def __torch_function__(
-            self, function: Any, types: Any, args: Any = (), kwargs: Any = None
-        ) -> Any:
-            if function is torch.conv2d and not args[1].is_leaf:
-                args[1].retain_grad()
-                weights[f"computed {len(weights)}"] = args[1]
-            return function(*args, **(kwargs or {}))
-
-    with Record(), kinks:
+    with kinks:
         outputs = module(torch.tensor(x, dtype=dtype))
     nn.functional.cross_entropy(outputs, torch.tensor(y).long()).backward()
+    computed = {f"computed {number}": each for number, each in enumerate(kinks.computed)}
+    weights = {**dict(module.named_parameters()), **computed}
     found = {name: each for name, each in weights.items() if each.grad is not None}
     kinks.first_uses = {name: kinks.first_uses.get(id(each), 0) for name, each in found.items()}
     return (

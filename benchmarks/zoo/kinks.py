@@ -60,6 +60,7 @@ class Kinks(TorchFunctionMode):
             elements near a kink to `near`.
 
     Attributes:
+        computed: weights of convolutions that the module computes from parameters.
         first_uses: number of calls before the first use of a parameter or of a weight that a module
             computes, by `id`.
     """
@@ -67,15 +68,19 @@ class Kinks(TorchFunctionMode):
     def __init__(self, moves: Collection[Kink] = (), single: Sequence[Any] | None = None) -> None:
         super().__init__()
         self.inputs, self.near = list[Any](), list[Kink]()
-        self.first_uses = dict[Any, int]()
+        self.first_uses, self.computed = dict[Any, int](), list[Any]()
         self._moves, self._single, self._num_calls = moves, single, 0
 
     def __torch_function__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         kwargs, name = kwargs or {}, getattr(function, "__name__", "").strip("_")
+        if name == "conv2d" and not args[1].is_leaf:
+            args[1].retain_grad()
+            self.computed.append(args[1])
+            self.first_uses[id(args[1])] = self._num_calls
         for each in (*args, *kwargs.values()):
-            if isinstance(each, nn.Parameter) or (name == "conv2d" and each is args[1]):
+            if isinstance(each, nn.Parameter):
                 self.first_uses.setdefault(id(each), self._num_calls)
         if name not in POINTS or not isinstance(args[0], torch.Tensor):
             return function(*args, **kwargs)

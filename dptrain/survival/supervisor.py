@@ -200,10 +200,10 @@ class Supervisor:
             if reason is not None:
                 _print(f"{_text(fault)}; {reason}")
                 return 1
-            before = self.ranks
+            before, wanted = self.ranks, self._wanted_ranks()
             self.launcher, fitting = usable(self.job.launcher, self.job.ranks, self.job.hosts)
             # A launcher that starts no rank twice may have lost a slot.
-            self.ranks = min(fitting, before - (starts > 1 and not fault.has_started))
+            self.ranks = min(fitting, wanted - (starts > 1 and not fault.has_started))
             if self.ranks < self.job.least_ranks:
                 _print(f"{_text(fault)}; {self.ranks} ranks are left, and --min-ranks is more")
                 return 1
@@ -219,12 +219,18 @@ class Supervisor:
 
     def _resize(self) -> None:
         """Continue with the number of ranks that a user requested."""
-        assert self._requested is not None
         step = self._last_step(read_progress(self.job.run_dir))
         fault = Fault(STOPPED, _REQUESTED, None, None, step, True, time.time())
-        before, self.ranks, self._requested = self.ranks, self._requested, None
-        self.job = replace(self.job, ranks=self.ranks)
+        before, self.ranks = self.ranks, self._wanted_ranks()
         self._begin_incident(fault, before)
+
+    def _wanted_ranks(self) -> int:
+        """Return the number of ranks of the next start, which a user may have requested."""
+        if self._requested is None:
+            return self.ranks
+        self.job = replace(self.job, ranks=self._requested)
+        self._requested = None
+        return self.job.ranks
 
     def _reason_to_end(self, fault: Fault, repeats: int, starts: int) -> str | None:
         """Return why the ranks are not started again; None if they are."""
@@ -297,6 +303,8 @@ class Supervisor:
         is_first = not self.incidents and not was_full
         if code == 0 and (self.job.run_dir / SUMMARY).exists():
             self._end_incident(progress, is_over=True)
+            if self._requested is not None:
+                _print("training ended before its number of ranks could change")
             return 0, None
         if code in (STOPPED, DIVERGED, INTERRUPTED) or (code == MISTAKE and is_first):
             return code, None

@@ -10,6 +10,7 @@ import pytest
 from dptrain.backends import load_backend
 from dptrain.batch import Batch
 from dptrain.comm import make_gradient_sum, make_statistics_sum
+from dptrain.comm.transport import choose_transport
 from dptrain.comm.world import World
 from dptrain.errors import UserError
 from dptrain.measure.recorder import StepRecorder
@@ -168,6 +169,27 @@ def test_several_passes_have_the_bits_of_one_rank(connected: World, transport: s
     found, _ = _train(connected, PLAIN, 8, passes=2, **options)
     for name in found.keys() - {"losses"}:
         np.testing.assert_array_equal(found[name], expected[name], err_msg=name)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_transports_that_cannot_follow_the_tree_are_refused(
+    connected: World, transport: str
+) -> None:
+    if transport == "host":
+        pytest.skip("these devices have no other transport")
+    backend = load_backend("cuda")
+    backend.choose_device(connected.local_rank)
+    # The first rank has at least three micro-shards, whose sums are two nodes of the tree.
+    size, counts = connected.size + 2, (3, *[1] * (connected.size - 1))
+    own = MicroShards.of_rank(size, connected.rank, connected.size, counts=counts, batch_size=size)
+    plan = make_plan(PLAIN, backend, own.count, micro_shards=own)
+    replica = backend.make_replica(plan)
+    assert choose_transport(connected, replica) == "host"
+    for name in ("peer", "nccl", "mpi"):
+        with pytest.raises(UserError, match=f"--transport {name} does not add these micro-shards"):
+            choose_transport(connected, replica, name)
+    sums = make_gradient_sum("mirrored", connected, replica, make_buckets(plan), "peer")
+    assert sums.transport == "mpi"  # As after a change of the shares.
 
 
 def _gradients(network: Network, precision: str, shards: int) -> dict[str, np.ndarray]:

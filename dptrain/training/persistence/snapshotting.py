@@ -40,6 +40,9 @@ MOST_GROWTH = 8
 WRITE_SHARE = 0.1
 """Part of the time of a write next to training that counts: it needs a core, and memory traffic."""
 
+LONGEST_CLOSE_S = 10.0
+"""Longest wait for a write when training ends; after an error a device may never send the state."""
+
 REPORT_S = 1.0
 """Time between two reports of the progress."""
 
@@ -92,6 +95,7 @@ class Snapshots(Callback):
 
     def on_fit_end(self, trainer: Trainer, conclusion: Conclusion) -> None:
         plan = trainer.job.snapshots
+        self._end_write()
         self.close()
         if plan is not None:
             plan.remove()
@@ -101,7 +105,7 @@ class Snapshots(Callback):
 
     def close(self) -> None:
         if self._folder is not None:
-            self._end_write()
+            self._end_write(LONGEST_CLOSE_S)
             self._folder.close()
         if self._report is not None:
             self._report.close()
@@ -137,14 +141,17 @@ class Snapshots(Callback):
         if not (copies and self._writer.seconds):
             self._end_write()
 
-    def _end_write(self) -> None:
+    def _end_write(self, timeout_s: float | None = None) -> None:
         """Wait for the write that was started last; warn if it failed and the one before did not.
 
         The next write may succeed, and until then the last whole state stays.
+
+        Args:
+            timeout_s: longest wait in seconds.
         """
         if not self._writer.is_busy:
             return
-        error = self._writer.wait()
+        error = self._writer.wait(timeout_s)
         if error is None:
             self._best_step = self._writer.best_step
         elif not self._has_failed:
@@ -191,7 +198,7 @@ class _Writer:
             self.seconds = monotonic() - began
 
         self.best_step = best_step
-        self._thread = threading.Thread(target=run, name="snapshot")
+        self._thread = threading.Thread(target=run, name="snapshot", daemon=True)
         self._thread.start()
 
     @property
@@ -199,10 +206,14 @@ class _Writer:
         """True if `wait` has not been called since the last write was started."""
         return self._thread is not None
 
-    def wait(self) -> UserError | None:
-        """Wait for the write that was started last, and return the error of the disk."""
+    def wait(self, timeout_s: float | None = None) -> UserError | None:
+        """Wait for the write that was started last, and return the error of the disk.
+
+        Args:
+            timeout_s: longest wait in seconds.
+        """
         if self._thread is not None:
-            self._thread.join()
+            self._thread.join(timeout_s)
         error, self._error, self._thread = self._error, None, None
         if error is not None and not isinstance(error, UserError):
             raise error

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 import pytest
 
-from benchmarks.step import gains
+from benchmarks.step import gains, shards
 from dptrain.backends.numba.convolution import algorithms
 from dptrain.network import get_network
 
@@ -31,3 +31,11 @@ def test_a_line_has_both_times() -> None:
     assert line.startswith("model0, batch 1: ")
     assert "without GEMM" in line
     assert "1 pairs" in line
+
+
+@pytest.mark.more
+def test_a_line_has_the_cost_of_micro_shards() -> None:
+    line = shards.cost(get_network("model0"), "numba", 4, None, 2, 1)
+    assert line.startswith("model0, batch 4: ")
+    assert ", --shards 1 " in line
+    assert ", --shards 2 " in line

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,33 @@ def test_each_classifier_is_in_the_list_once() -> None:
     assert len(set(names)) == len(names)
     assert {library for library, _ in names} == {"torchvision", "timm"}
     assert all(set(row) == {"library", "name", "size", *CHECKS, *OTHER_FILES} for row in rows)
+
+
+def test_the_page_counts_the_list() -> None:
+    rows = read_rows()
+    counts = [
+        (sum(row["read"] == "yes" for row in rows if row["library"] == library),
+         sum(row["library"] == library for row in rows))
+        for library in ("torchvision", "timm")
+    ]  # fmt: skip
+    steps = [passes("step", row["step"]) for row in rows if row["step"]]
+    page = (Path(__file__).parents[3] / "docs" / "how-to" / "interchange.md").read_text("utf-8")
+    stated = re.findall(r"(\d+) of (\d+)", page.partition("### Published classifiers")[2])
+    assert [(int(a), int(b)) for a, b in stated[:3]] == [*counts, (sum(steps), len(steps))]
+
+
+def test_only_missing_results_are_added(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    rows = [
+        {**ROW, "name": "done", "read": "yes", "step": "1"},
+        {**ROW, "name": "new", "read": "yes"},
+        {**ROW, "name": "other", "read": "refused: why"},
+    ]
+    file = tmp_path / "list.csv"
+    write_rows(rows, file)
+    monkeypatch.setattr(zoo, "check", lambda row, *others: {**row, "step": "2"})
+    options = ["--file", str(file), "--until", "step", "--missing"]
+    CliRunner().invoke(zoo.main, options, catch_exceptions=False)
+    assert [row["step"] for row in read_rows(file)] == ["1", "2", ""]
 
 
 @pytest.mark.filterwarnings("ignore")

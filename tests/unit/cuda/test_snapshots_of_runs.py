@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from dptrain import AfterStep, BatchNorm2d, Conv2d, Dense, Flatten, Network, ReLU, Trainer
 from dptrain.backends.cuda.device.device import Array
-from dptrain.training.persistence import snapshots, state_copy
+from dptrain.training.persistence import snapshots, snapshotting, state_copy
 from dptrain.training.persistence.checkpoints import Checkpoint, replica_arrays
 from dptrain.training.persistence.snapshots import SnapshotFolder
 from tests.emulator.emulator import Emulator, _host
@@ -125,3 +125,26 @@ def test_a_device_with_little_memory_waits_for_snapshots(
     # The snapshot of a step follows the callback.
     assert steps == [-1 if n <= EVERY else (n - 1) // EVERY * EVERY for n in range(1, STEPS + 1)]
     assert not device.waiting.is_set()
+
+
+def test_an_error_ends_a_run_although_the_device_sends_nothing(
+    tmp_path: Path, memory: Path, device: LateEmulator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(snapshotting, "LONGEST_CLOSE_S", 0.1)
+    device.allowed.set()
+
+    def fail(trainer: Trainer) -> None:
+        if trainer.step == 4:
+            device.allowed.clear()
+        if trainer.step == 8:
+            raise ArithmeticError
+
+    with pytest.raises(ArithmeticError):
+        train(tmp_path / "run", fail)
+    (path,) = memory.iterdir()
+    assert SnapshotFolder(path).newest_step == 3
+    device.allowed.set()
+    for thread in threading.enumerate():
+        if thread.name == "snapshot":
+            thread.join()
+    SnapshotFolder(path).remove()

@@ -368,6 +368,29 @@ def test_a_user_changes_the_number_of_ranks(
     assert "another number of ranks was requested; starting 7 ranks" in capfd.readouterr().err
 
 
+@pytest.mark.parametrize("code", [0, 9])
+def test_a_request_is_not_forgotten_if_the_ranks_end_by_themselves(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], code: int
+) -> None:
+    """They complete training, or one is killed."""
+    made = job(tmp_path, {"step": 3, "sleeps": 3, "code": code}, {"step": 5, "code": 0})
+    ignore = "import signal; signal.signal(signal.SIGUSR1, signal.SIG_IGN)"
+    (tmp_path / "launcher.py").write_text(PROGRAM.replace("folder =", f"{ignore}\nfolder =", 1))
+    asks = in_another_process(
+        tmp_path,
+        """
+        while not (run / ".progress").exists():
+            time.sleep(0.01)
+        request_ranks(run, 7)
+    """,
+    )
+    assert Supervisor(made).run() == 0
+    assert asks.wait(60) == 0
+    assert ranks_of(tmp_path) == ([4, 7] if code else [4])
+    is_late = "training ended before its number of ranks could change" in capfd.readouterr().err
+    assert is_late == (code == 0)
+
+
 def test_a_request_that_nobody_takes_is_withdrawn(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="so its number of ranks cannot change"):
         request_ranks(tmp_path, 3)

@@ -30,15 +30,15 @@ from dptrain.network.network import Node
 from dptrain.plan.limits import REGISTERS
 from dptrain.plan.lowering import Access, BufferSpec, Explanation, Group, GroupNeeds, Phase, Setting
 
-MIN_STRIP, MAX_STRIP, STRIP_VECTOR = 7, 14, 4
-"""Fewest pixels of a thread of a depthwise convolution if strips divide a row evenly, most, and
-most channels: with a window of 7 columns, its results and the weights of a row of taps are 84
-numbers in registers."""
+STRIP_PIXELS, STRIP_VECTOR, STRIP_THREADS = 14, 4, 128
+"""Most pixels and channels of a thread of a depthwise convolution, and threads of a block: with a
+window of 7 columns, its results and the weights of a row of taps are 84 numbers in registers."""
 
 FILLING_WARPS = 32
 """Warps of a multiprocessor without which threads have fewer channels. Strips of up to 14 pixels
-and this rule take 0.93 times as long as strips of up to 8 pixels of 4 channels: the geometric mean
-of 77 products with 64 samples in bf16 of seven networks (H200, 2026-11-30)."""
+and this rule take 0.92 times as long as strips of up to 8 pixels of 4 channels, and blocks of 128
+threads 0.97 times as long as those of 256: geometric means of 80 and of 48 products of eight
+networks with 64 samples in bf16 (H200, 2026-11-30)."""
 
 MAX_SLOTS = 32
 """Most adjacent vectors of a block."""
@@ -70,7 +70,8 @@ class DepthwiseTile:
     def of(cls, case: Case) -> DepthwiseTile:
         """Return the launch of a product."""
         channels, (rows, columns) = case.group.head.input_maps[0], cls._sides(case)
-        strip, width = strip_of(columns), math.gcd(channels, STRIP_VECTOR)
+        strip = ceil_div(columns, ceil_div(columns, STRIP_PIXELS))
+        width = math.gcd(channels, STRIP_VECTOR)
         if case.phase is Phase.BACKWARD_INPUT:
             stride = case.layer.strides[1]
             strip = ceil_div(strip, stride) * stride
@@ -78,7 +79,7 @@ class DepthwiseTile:
         warps = case.samples * rows * ceil_div(columns, strip) * channels // width // WARP_SIZE
         if taps == 1 and width > 2 and warps < FILLING_WARPS * case.limits.multiprocessors:
             width = 2
-        threads = THREADS
+        threads = STRIP_THREADS
         if case.phase is Phase.BACKWARD_WEIGHT:
             registers = WGRAD_REGISTERS + TAP_REGISTERS * case.layer.window[1]
             threads = min(REGISTERS // registers, WGRAD_THREADS)
@@ -125,17 +126,6 @@ class DepthwiseTile:
             "DILATION_H": layer.dilations[0], "DILATION_W": layer.dilations[1],
             "STRIP": self.strip, "SLOTS": self.slots, "LINES": self.lines, "VECTOR": self.width,
         }  # fmt: skip
-
-
-def strip_of(columns: int) -> int:
-    """Return the pixels of a strip of a row: a divisor, or what divides it about evenly.
-
-    Example:
-        >>> [strip_of(columns) for columns in (5, 28, 32, 113)]
-        [5, 14, 8, 13]
-    """
-    divisors = [size for size in range(MIN_STRIP, MAX_STRIP + 1) if columns % size == 0]
-    return max(divisors, default=ceil_div(columns, ceil_div(columns, MAX_STRIP)))
 
 
 def is_grouped(node: Node) -> bool:

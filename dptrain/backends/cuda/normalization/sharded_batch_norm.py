@@ -26,11 +26,12 @@ from dptrain.backends.replica import Context, Kernel
 from dptrain.plan.lowering import Access, BufferSpec, Group, GroupNeeds, Phase, Setting
 from dptrain.plan.shards import MicroShards
 
-PIXELS = object()
-"""Stands for the number of pixels of a minibatch in the arguments of a kernel."""
-
 ROWS, BACKWARD_ROWS = "shard_totals", "backward_shard_totals"
 """Buffers of the sums of all micro-shards, with three and two sums of each channel."""
+
+
+OTHER_KERNEL = np.int32(0)
+"""The number of ranks that the kernels receive: other kernels add over the ranks."""
 
 
 class ShardedBatchNorm(BatchNormOperation):
@@ -78,8 +79,8 @@ class ShardedBatchNorm(BatchNormOperation):
         return self.replica.summed_statistics.setdefault(key, summed)
 
     def _stage(
-        self, phase: Phase, kernel: tuple[str, str, str], rows: Array, arguments: list[Any],
-        last: list[Any], finishing: list[Any], **macros: Any,
+        self, phase: Phase, kernel: tuple[str, str, str], rows: Array,
+        arguments: tuple[list[Any], list[Any]], finishing: list[Any], **macros: Any,
     ) -> Kernel:  # fmt: skip
         """Return the stage that sums each micro-shard, collects the rows of all ranks and adds.
 
@@ -88,8 +89,7 @@ class ShardedBatchNorm(BatchNormOperation):
             kernel: file, name of the kernel that sums, and of the one that adds the rows. The
                 former also adds them if no other rank has any.
             rows: receives the sums.
-            arguments, last: of the kernel that sums, without the numbers of pixels and ranks
-                between them.
+            arguments: of the kernel that sums, before and after the number of pixels.
             finishing: arguments of the kernel that adds rows.
             macros: of the kernel that sums.
         """
@@ -102,14 +102,12 @@ class ShardedBatchNorm(BatchNormOperation):
         blocks, summed = layout.blocks(self.setting.shard_size * pixels), self._summed(phase, rows)
         sizes = [np.int32(size) for size in (pixels, shards.start, shards.total)]
         grid, block = (blocks, layout.columns, shards.count), (layout.threads, 1, 1)
-        replica = self.replica
+        replica, (before, after) = self.replica, arguments
 
         def run(context: Context) -> None:
-            is_alone = replica.statistics_ranks == 1
-            count = np.int32(context.n * pixels)
-            given = [count if each is PIXELS else each for each in arguments]
-            numbers = np.int32(0), *last, *shard_arguments(context), *sizes
-            (alone if is_alone else across)(grid, block, [*given, *numbers])
+            is_alone, count = replica.statistics_ranks == 1, np.int32(context.n * pixels)
+            last = *shard_arguments(context), *sizes
+            (alone if is_alone else across)(grid, block, [*before, count, *after, *last])
             if not is_alone:
                 assert replica.enqueue_statistics_sum is not None
                 replica.enqueue_statistics_sum(summed)
@@ -121,11 +119,12 @@ class ShardedBatchNorm(BatchNormOperation):
         a, channels, rows = self.arrays, np.int32(self._channels), self.arrays[ROWS]
         results = a["moments"], a["running_mean"], a["running_var"]
         constants = np.float32(self.layer.epsilon), np.float32(self.layer.momentum)
+        after = [channels, rows, *results, *constants, OTHER_KERNEL, a["totals"]]
         enqueue = self._stage(
             Phase.STATISTICS,
             (STATISTICS_FILE, "batch_norm_statistics", "batch_norm_moments_of_shards"), rows,
-            [a["x"], a["partial"], a["tickets"], PIXELS, channels, rows, *results, *constants],
-            [a["totals"]], [rows, a["totals"], *results, channels, *constants],
+            ([a["x"], a["partial"], a["tickets"]], after),
+            [rows, a["totals"], *results, channels, *constants],
         )  # fmt: skip
 
         def run(context: Context) -> None:
@@ -141,10 +140,11 @@ class ShardedBatchNorm(BatchNormOperation):
         constants = a["moments"], a["weight"], a["bias"], a["backward_partial"], a["tickets"]
         results = a["backward_sums"], a["dweight_slots"], a["dbias_slots"]
         pitch, first = np.int32(self.replica.gradient_slots.shape[1]), np.int32(self._shards.start)
+        before = [*maps, *constants, rows, a["totals"], *results]
         return self._stage(
             Phase.BACKWARD_STATISTICS,
             (BACKWARD_FILE, "batch_norm_backward_statistics", "batch_norm_gradients_of_shards"),
-            rows, [*maps, *constants, rows, a["totals"], *results, PIXELS, channels], [pitch],
+            rows, (before, [channels, OTHER_KERNEL, pitch]),
             [rows, first, a["totals"], a["moments"], *results, pitch, channels],
             STORE_DZ=int(len(stored_gradient(self.group)) > 0), **activation_macros(self.group),
         )  # fmt: skip
