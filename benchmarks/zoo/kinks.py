@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -177,6 +178,27 @@ class Distance:
     def exceeds(self, other: Distance, number: int, ratio: float) -> bool:
         """Return whether it is more than `ratio` times another one for some parameters."""
         return self.squares[number] > ratio**2 * other.squares[number]
+
+
+SMOOTH = nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.Hardswish
+"""Functions of which `without_kinks` makes SiLU."""
+
+
+def without_kinks(module: nn.Module) -> nn.Module:
+    """Return a copy of a module with SiLU for functions with kinks, and means for maxima.
+
+    Convolutions, normalisations and connections are the same, so errors of these stay. Functions
+    that are no modules stay too.
+    """
+    module = deepcopy(module)
+    for parent in list(module.modules()):
+        for name, child in parent.named_children():
+            if isinstance(child, SMOOTH):
+                setattr(parent, name, nn.SiLU())
+            elif isinstance(child, nn.MaxPool2d):
+                window = child.kernel_size, child.stride, child.padding, child.ceil_mode
+                setattr(parent, name, nn.AvgPool2d(*window))
+    return module
 
 
 def explain(

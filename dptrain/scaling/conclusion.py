@@ -8,6 +8,7 @@ from itertools import takewhile
 
 from dptrain.measure.machine.load import is_busy
 from dptrain.measure.statistics import FEWEST, Estimate
+from dptrain.numbers import percent
 from dptrain.scaling.study import Forecast, Point, series_name
 
 GOOD = 0.8
@@ -86,7 +87,7 @@ def _about_accuracy(points: Sequence[Point]) -> list[str]:
     largest = max(trained, key=lambda point: (point.total_threads, point.ranks))
     found = largest.time_to_accuracy
     assert found is not None
-    name = f"{found.accuracy:.4g} validation accuracy"
+    name = f"{percent(found.accuracy)} validation accuracy"
     if found.time_s is None:
         return [
             f"{found.reached} of {found.trainings} launches at {_ranks(largest)} reached {name}, "

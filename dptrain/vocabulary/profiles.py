@@ -417,6 +417,8 @@ OTHERS = (
     Term("memory.dataset cache", "bytes", "Training images cached on the GPU."),
     Term("memory.workspace", "bytes", "Workspace of cuDNN, which plans do not contain."),
     Term("memory.sums", "bytes", "Buffers of the sums of gradients and batch statistics."),
+    Term("memory.best epoch", "bytes", "Parameters and statistics of the best epoch."),
+    Term("memory.replays", "bytes", "What computes micro-shards again, with `--replay-every`."),
     Term("memory.total", "bytes", "Sum of these."),
     Term("memory.peak", "bytes", "Largest resident host memory of any rank's process."),
 )

@@ -159,3 +159,4 @@ def test_a_wait_without_end_ends(connected: World) -> None:
     assert not raised.value.is_cause
     request.Cancel()
     request.Wait()
+    connected.barrier()  # A rank that ends its program meanwhile would be the cause.

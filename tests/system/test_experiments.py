@@ -65,11 +65,11 @@ def test_a_study_on_two_ranks(tmp_path: Path) -> None:
     )  # fmt: skip
     done = launch(*arguments, ranks=2)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("3 variants to train, 6 steps with batch size 32 on digits") == 1
-    assert "stride 2: network model-small-stride-2, layer 1 (conv1)" in done.stdout
+    assert done.stdout.count("2 runs to train; results: ") == 1
+    assert "stride 2: network model-small, layer 1 (conv1)" in done.stdout
     again = launch(*arguments, "--json", ranks=2)
     assert again.returncode == 0, again.stderr
     results = json.loads(again.stdout)["results"]
-    assert [(r["variant"], r["possible"], r["steps"]) for r in results] == [
-        ("unchanged", True, 6), ("stride 2", False, 0), ("filters 4", True, 6),
+    assert [(r["stride"], r["filters"], r["runs"], bool(r["why"])) for r in results] == [
+        ("", "", 1, False), ("2", "", 0, True), ("", "4", 1, False),
     ]  # fmt: skip

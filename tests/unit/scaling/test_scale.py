@@ -95,8 +95,8 @@ def test_a_study_from_command_to_files(
 def test_weak_points_train_until_the_accuracy(capsys: pytest.CaptureFixture[str]) -> None:
     assert scale("--launches", "3", "--until-accuracy", "0.9", "--epochs", "8") == 0
     said = capsys.readouterr().out
-    assert "time to 0.9 validation accuracy" in said
-    assert "Training reaches 0.9 validation accuracy in 2.88 s (95% interval 0." in said
+    assert "Time to 90.0% validation accuracy" in said
+    assert "Training reaches 90.0% validation accuracy in 2.88 s (95% interval 0." in said
     study = Study.read(Path("study/study.json"))
     found = {point.name: point.time_to_accuracy for point in study.points}
     assert found["strong-r1-t1"] is None
@@ -131,7 +131,7 @@ def test_an_accuracy_that_is_not_reached_is_stated(
     monkeypatch.setenv("FAKE_UNREACHED", "2")
     assert scale("--until-accuracy", "0.9") == 0
     said = capsys.readouterr().out
-    assert "0 of 2 launches at 2 ranks reached 0.9 validation accuracy" in said
+    assert "0 of 2 launches at 2 ranks reached 90.0% validation accuracy" in said
     assert "not reached" in said
     point = Study.read(Path("study/study.json")).points[1].time_to_accuracy
     assert point is not None

@@ -343,6 +343,14 @@ def test_a_rehearsed_full_disk_is_only_that_of_the_run_directory(tmp_path: Path)
     assert FULL_DISK_OF not in os.environ
 
 
+ASKS_FOR_SEVEN_RANKS = """
+while not (run / ".progress").exists():
+    time.sleep(0.01)
+request_ranks(run, 7)
+"""
+"""Code of another process: it waits for the first step, and asks for other ranks."""
+
+
 def test_a_user_changes_the_number_of_ranks(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -352,14 +360,7 @@ def test_a_user_changes_the_number_of_ranks(
     handler = "import signal; signal.signal(signal.SIGUSR1, lambda *_: sys.exit(75))"
     (tmp_path / "launcher.py").write_text(PROGRAM.replace("folder =", f"{handler}\nfolder =", 1))
 
-    asks = in_another_process(
-        tmp_path,
-        """
-        while not (run / ".progress").exists():
-            time.sleep(0.01)
-        request_ranks(run, 7)
-    """,
-    )
+    asks = in_another_process(tmp_path, ASKS_FOR_SEVEN_RANKS)
     assert Supervisor(made).run() == 0
     assert asks.wait(60) == 0
     assert ranks_of(tmp_path) == [4, 7]
@@ -376,14 +377,7 @@ def test_a_request_is_not_forgotten_if_the_ranks_end_by_themselves(
     made = job(tmp_path, {"step": 3, "sleeps": 3, "code": code}, {"step": 5, "code": 0})
     ignore = "import signal; signal.signal(signal.SIGUSR1, signal.SIG_IGN)"
     (tmp_path / "launcher.py").write_text(PROGRAM.replace("folder =", f"{ignore}\nfolder =", 1))
-    asks = in_another_process(
-        tmp_path,
-        """
-        while not (run / ".progress").exists():
-            time.sleep(0.01)
-        request_ranks(run, 7)
-    """,
-    )
+    asks = in_another_process(tmp_path, ASKS_FOR_SEVEN_RANKS)
     assert Supervisor(made).run() == 0
     assert asks.wait(60) == 0
     assert ranks_of(tmp_path) == ([4, 7] if code else [4])
